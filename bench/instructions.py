@@ -1,6 +1,7 @@
 """Instructions that publish, claim, handle and acknowledge cost a message: a gate that a busy machine cannot move.
 
-Beside these, of a lone publish through the broker, what its event loop and its client do.
+Beside these, of the broker: what its event loop and its client do for a lone publish, what the loop does for one that a
+subscription waits for, and for a lone acknowledgement.
 
 ``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
 its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones.
@@ -159,7 +160,7 @@ class _Steps:
 
 
 class _BrokerSteps:
-    """A lone publish through the broker: what its event loop does, from readable to answered, and what its client does.
+    """A lone message through the broker: what its event loop does, from readable to answered, and what its client does.
 
     Each side has the thread that is counted to itself: first the loop is run by hand, a pass at a time, then it has a thread of
     its own.
@@ -168,41 +169,86 @@ class _BrokerSteps:
     def __init__(self, url: str) -> None:
         from ignis.broker.client import requests
         from ignis.broker.protocol.commands import Command
-        from ignis.broker.protocol.encoding import pack_connect
-        from ignis.broker.protocol.payloads import Connect, pack_send_batch
+        from ignis.broker.protocol.payloads import pack_send_batch
         from ignis.broker.server.server import Broker
         from ignis.native import PackedBatch, encode_frame, encode_record
 
         self._loop = asyncio.new_event_loop()
         self._broker = Broker(url, port=0)
         self._loop.run_until_complete(self._broker.start())
-        self._socket = socket.create_connection(("127.0.0.1", self._broker.port))
-        hello = Connect(client_id="ignis", farm_id="local", instance="bench")
-        self._say(encode_frame(Command.CONNECT, 1, pack_connect(hello)))
-        queue = {"shards": 1, "durability": "none"}
-        self._say(encode_frame(Command.CREATE_QUEUE, 2, requests.create_queue("counted", queue).payload))
-        batch = PackedBatch.pack([encode_record(_BODY)])
-        self._frame = encode_frame(Command.SEND_BATCH, 3, pack_send_batch(b"counted", 0, [(0, batch)]))
-        self._say(self._frame)
+        self._socket, self._consumer = self._connected("bench"), self._connected("consumer")
+        settings, batch = {"shards": 1, "durability": "none"}, PackedBatch.pack([encode_record(_BODY)])
+        self._frames: dict[str, bytes] = {}
+        for queue in ("counted", "consumed"):
+            made = requests.create_queue(queue, settings)
+            self._say(self._socket, encode_frame(made.command, 2, made.payload))
+            load = pack_send_batch(queue.encode(), 0, [(0, batch)])
+            self._frames[queue] = encode_frame(Command.SEND_BATCH, 3, load)
+        self._say(self._socket, self._frames["counted"])
+        asked = requests.subscribe("consumed", 2 * (_CALLS + _WARM_CALLS), 1 << 20)
+        self._say(self._consumer, encode_frame(asked.command, 4, asked.payload))
+        self._acks = iter(
+            [
+                encode_frame(Command.ACK, 5, requests.ack("consumed", {0: [pointer]}).payload)
+                for pointer in range(1, 1 + _CALLS + _WARM_CALLS)
+            ]
+        )
         self._thread: threading.Thread | None = None
         self._app: Any = None
 
-    def _say(self, frame: bytes) -> None:
-        self._socket.sendall(frame)
-        self._socket.setblocking(False)
+    def _connected(self, instance: str) -> socket.socket:
+        from ignis.broker.protocol.commands import Command
+        from ignis.broker.protocol.encoding import pack_connect
+        from ignis.broker.protocol.payloads import Connect
+        from ignis.native import encode_frame
+
+        made = socket.create_connection(("127.0.0.1", self._broker.port))
+        made.setblocking(False)
+        hello = Connect(client_id="ignis", farm_id="local", instance=instance)
+        self._say(made, encode_frame(Command.CONNECT, 1, pack_connect(hello)))
+        return made
+
+    def _say(self, connection: socket.socket, frame: bytes) -> None:
+        connection.sendall(frame)
         while True:
             self._loop.run_until_complete(asyncio.sleep(0.001))
             with contextlib.suppress(BlockingIOError):
-                self._socket.recv(4_096)
+                connection.recv(4_096)
                 return
+
+    def _pass(self) -> None:
+        """One pass of the broker's event loop."""
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def _passes(self, *connections: socket.socket) -> None:
+        """As many as it takes until each of these has got something."""
+        self._pass()
+        for connection in connections:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    connection.recv(4_096)
+                    break
+                self._pass()
 
     def serve(self, calls: int) -> None:
         """The broker's event loop."""
         for _ in range(calls):
-            self._socket.send(self._frame)
-            self._loop.call_soon(self._loop.stop)
-            self._loop.run_forever()
+            self._socket.send(self._frames["counted"])
+            self._pass()
             self._socket.recv(64)  # fails when it was not answered in that pass
+
+    def deliver(self, calls: int) -> None:
+        """The same, of a message that a subscription waits for."""
+        for _ in range(calls):
+            self._socket.send(self._frames["consumed"])
+            self._passes(self._socket, self._consumer)
+
+    def ack(self, calls: int) -> None:
+        """The acknowledgement of what was delivered."""
+        for _ in range(calls):
+            self._consumer.send(next(self._acks))
+            self._passes(self._consumer)
 
     def ask(self, calls: int) -> None:
         """Its client."""
@@ -224,6 +270,7 @@ class _BrokerSteps:
         assert self._thread is not None
         self._thread.join(60.0)
         self._socket.close()
+        self._consumer.close()
 
 
 def _handle(body: bytes, ctx: object) -> None:
@@ -241,7 +288,7 @@ def _work(directory: str) -> None:
             print(store, step.__name__, flush=True)
         steps.close()
     broker = _BrokerSteps(f"embedded://{directory}/broker")
-    for step in (broker.serve, broker.ask):
+    for step in (broker.serve, broker.deliver, broker.ack, broker.ask):
         step(_WARM_CALLS)
         _counted(library, functools.partial(step, _CALLS))
         print("broker", step.__name__, flush=True)

@@ -122,9 +122,11 @@ int ign_store_load_claimed(ign_store *store, uint32_t magazine, ign_store_part *
 /* Ids of 16 bytes each, one behind the other: which of them were loaded and are not to be forgotten yet. Hours count from
  * the Unix epoch; an id goes when its hour is here. */
 int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count, bool *known);
-/* A load, and in the same entry these ids become known until `forget_hour`. IGN_E_MISMATCH when one of them is known. */
-int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
-                        uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how, ign_store_mark *mark);
+/* A load, and in the same entry these ids become known until `forget_hour`. IGN_E_MISMATCH when one of them is known. Into a later
+ * magazine with `dues`, as ign_store_load_later; the ids are those of its main one. NULL into any other. */
+int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint64_t *dues,
+                        const uint8_t *ids, uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how,
+                        ign_store_mark *mark);
 /* Removes about `limit` ids whose hour is here. IGN_EMPTY: there are none. */
 int ign_store_forget_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, uint32_t limit, const ign_store_how *how,
                          ign_store_mark *mark);

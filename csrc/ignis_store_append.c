@@ -181,7 +181,13 @@ static uint64_t dues_take(const ign_generation *g, uint8_t type, const uint8_t *
         retired = ign_state_magazine(ctl, ign_get32(payload));
     if (retired != NULL && (retired->durability & IGN_MAGAZINE_IS_LATER) != 0)
         more = ign_due_tidy_takes(ign_state_due(ctl, retired));
-    return type == IGN_ENTRY_LOAD || type == IGN_ENTRY_TRANSFER ? more + ign_load_dues_take(ctl, load, bytes) : more;
+    if (type == IGN_ENTRY_ONCE) {
+        uint64_t ids = 16 + (uint64_t)ign_get32(payload + 4) * IGN_STORE_ID_BYTES;
+        load = payload + ids;
+        bytes = payload_bytes - ids;
+    } else if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
+        return more;
+    return more + ign_load_dues_take(ctl, load, bytes);
 }
 
 /* Of the state, what applying an entry may take. Batches stay in the log: each takes an extent, or a block of them. */

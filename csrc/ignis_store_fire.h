@@ -28,6 +28,7 @@ typedef struct ign_store_fire {
     bool more;             /* something is left that could have been claimed */
     bool full;             /* ... because there was no room for slices */
     bool later;            /* the magazine has a later one: what was due there was moved first */
+    uint64_t late;         /* added to: records that had expired there, and were retired instead of being moved */
 } ign_store_fire;
 
 /* Claims over many shards in one entry. IGN_EMPTY: nothing was claimed. IGN_NEED_MORE: nothing was claimed, and the batch of

@@ -29,6 +29,14 @@ int ign_store_next_due(ign_store *store, uint32_t magazine, uint64_t *ms);
 /* Moves what is due at `ms`, up to so many records of about so many bytes. */
 int ign_store_move_due(ign_store *store, uint32_t main, uint64_t ms, uint64_t limit, uint64_t max_bytes, ign_store_moved *result,
                        const ign_store_how *how, ign_store_mark *mark);
+/* In how many nanoseconds it is `at`, from `ns` behind the beginning of `ms`; 0: it is. */
+static inline uint64_t ign_due_in_ns(uint64_t at, uint64_t ms, uint32_t ns)
+{
+    if (at <= ms)
+        return 0;
+    return at - ms > UINT64_MAX / 1000000u ? UINT64_MAX : (at - ms) * 1000000u - ns;
+}
+
 /* Up to `room` runs of records that live, by time, shard and pointer, beginning behind a record of that time, shard and pointer. */
 int ign_store_list_later(ign_store *store, uint32_t later, const ign_due_run *after, ign_due_run *runs, uint32_t room, uint32_t *count);
 

@@ -234,6 +234,13 @@ int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, 
     return rc;
 }
 
+/* The ids of what is delayed are those of the main magazine: once is once, delayed or not. */
+static ign_magazine *with_ids(ign_ctl *ctl, uint32_t number)
+{
+    ign_magazine *magazine = ign_state_magazine(ctl, number);
+    return magazine == NULL ? NULL : ign_state_with_ids(ctl, magazine);
+}
+
 typedef struct once_call {
     ign_load_call load;
     const uint8_t *ids;
@@ -243,7 +250,7 @@ typedef struct once_call {
 static int build_once(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
     once_call *call = arg;
-    const ign_magazine *magazine = ign_state_magazine(&g->ctl, call->load.magazine);
+    const ign_magazine *magazine = with_ids(&g->ctl, call->load.magazine);
     if (magazine == NULL)
         return IGN_E_UNKNOWN;
 #ifndef IGN_MUTANT_LOAD_TWICE
@@ -268,16 +275,19 @@ static int build_once(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return ign_load_put(g, &call->load, to + 16 + ids);
 }
 
-int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
-                        uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how, ign_store_mark *mark)
+int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint64_t *dues,
+                        const uint8_t *ids, uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how,
+                        ign_store_mark *mark)
 {
-    once_call call = {.load = {.magazine = magazine, .parts = parts, .count = count}, .ids = ids, .count = id_count,
+    once_call call = {.load = {.magazine = magazine, .parts = parts, .count = count, .dues = dues}, .ids = ids, .count = id_count,
                       .forget_hour = forget_hour, .hour_now = hour_now};
     int rc = count == 0 || forget_hour <= hour_now ? IGN_E_INVALID : ign_load_check(&call.load);
     if (rc == IGN_OK)
         rc = ign_store_commit(store, IGN_ENTRY_ONCE, build_once, &call, how, mark);
-    if (rc == IGN_OK)
+    if (rc == IGN_OK && dues == NULL)
         ign_store_wake(store, magazine);
+    else if (rc == IGN_OK)
+        ign_load_wake(store, &call.load);
     return rc;
 }
 

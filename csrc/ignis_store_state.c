@@ -349,11 +349,19 @@ static int apply_expire(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
 
 /* -- ids ----------------------------------------------------------------------------------------------------------- */
 
+ign_magazine *ign_state_with_ids(ign_ctl *ctl, ign_magazine *magazine)
+{
+    if ((magazine->durability & IGN_MAGAZINE_IS_LATER) == 0)
+        return magazine;
+    return IGN_MAGAZINE_OTHER(magazine) == 0 ? NULL : ign_state_magazine(ctl, IGN_MAGAZINE_OTHER(magazine));
+}
+
 static int apply_once(ign_ctl *ctl, const ign_entry *entry)
 {
     const uint8_t *p = entry->payload;
     uint64_t bytes = entry->payload_bytes;
     ign_magazine *magazine = bytes < 16 ? NULL : ign_state_magazine(ctl, ign_get32(p));
+    magazine = magazine == NULL ? NULL : ign_state_with_ids(ctl, magazine);
     if (magazine == NULL || (bytes - 16) / IGN_ID_BYTES < ign_get32(p + 4))
         return IGN_E_MALFORMED;
     uint64_t ids = (uint64_t)ign_get32(p + 4) * IGN_ID_BYTES;

@@ -95,6 +95,7 @@ uint32_t ign_dues_count(const uint8_t *load, uint64_t bytes);
 uint64_t ign_dues_times(const uint8_t *load, uint64_t bytes, uint64_t *times, uint64_t room);
 uint32_t ign_dues_check(uint32_t magazine, const uint8_t *dues, uint32_t count);
 ign_due *ign_state_due(ign_ctl *ctl, const ign_magazine *magazine); /* of it, if it is a later one, or of its later one; NULL: there is none */
+ign_magazine *ign_state_with_ids(ign_ctl *ctl, ign_magazine *magazine); /* that remembers its ids: the main one of a later one. NULL: gone */
 ign_shard *ign_state_shard(ign_ctl *ctl, const ign_magazine *magazine, uint64_t shard);
 
 /* IGN_OK, IGN_E_MALFORMED (a payload that cannot be: nothing changed that matters), IGN_E_NO_ROOM. */

@@ -9,6 +9,9 @@
 #include "ignis_record.h"
 #include "ignis_wire.h"
 
+/* [more = false, expired = 0, holes = {}] */
+static const uint8_t delivery_head[] = {0x93, 0xC2, 0x00, 0x80};
+
 static int open_send(ign_wire_lone *lone, const ign_frame *frame)
 {
     const uint8_t *at = frame->payload;
@@ -111,4 +114,31 @@ void ign_wire_lone_ack(const ign_wire_lone *lone, uint8_t *dst, uint16_t shard, 
     ign_put64(id, (uint64_t)lone->request_id);
     ign_wire_put_acks(dst, id, 1, shard, first);
     ign_put32(dst + IGN_WIRE_ACK_FRAME_BYTES - 4, count);
+}
+
+size_t ign_wire_delivery_front(uint32_t count)
+{
+    return IGN_FRAME_HEADER_BYTES + 4 + sizeof delivery_head + 4 + IGN_WIRE_CLAIM_BYTES + IGN_WIRE_CLAIM_RUN_BYTES + 4 * (size_t)count;
+}
+
+void ign_wire_put_delivery(uint8_t *dst, int64_t subscription, uint16_t shard, uint64_t first, const ign_segment *segment)
+{
+    size_t front = ign_wire_delivery_front(segment->count);
+    uint8_t *at = dst + IGN_FRAME_HEADER_BYTES;
+    uint32_t begin = 0;
+    ign_frame_put_header(dst, IGN_WIRE_DELIVER, subscription, front - IGN_FRAME_HEADER_BYTES + segment->data_len);
+    ign_put32(at, sizeof delivery_head);
+    memcpy(at + 4, delivery_head, sizeof delivery_head);
+    at += 4 + sizeof delivery_head;
+    ign_put32(at, 1);
+    ign_wire_put_claim(at + 4, shard, segment->count, 1);
+    at += 4 + IGN_WIRE_CLAIM_BYTES;
+    ign_put64(at, first);
+    ign_put32(at + 8, segment->count);
+    at += IGN_WIRE_CLAIM_RUN_BYTES;
+    for (uint32_t i = 0; i < segment->count; i++, at += 4) {
+        uint32_t end = ign_get32(segment->base + IGN_SEGMENT_HEADER_BYTES + (size_t)i * IGN_SEGMENT_INDEX_BYTES);
+        ign_put32(at, end - begin);
+        begin = end;
+    }
 }

@@ -11,6 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ignis_record.h"
+
+#define IGN_WIRE_DELIVER 24
 #define IGN_WIRE_ANY_SHARD 0xFFFFu
 
 typedef struct ign_wire_lone {
@@ -36,5 +39,11 @@ uint32_t ign_wire_lone_count(const ign_wire_lone *lone);
 int ign_wire_lone_put(const ign_wire_lone *lone, uint8_t *dst, uint64_t expires_at_ms, uint32_t *count);
 /* The answer: a SEND_ACK of one run, IGN_WIRE_ACK_FRAME_BYTES at dst. */
 void ign_wire_lone_ack(const ign_wire_lone *lone, uint8_t *dst, uint16_t shard, uint64_t first, uint32_t count);
+
+/* What stands before the records of a DELIVER of one claim of one run, when nothing expired and no more is known to be there: its
+ * bytes for so many records. */
+size_t ign_wire_delivery_front(uint32_t count);
+/* That at dst; the segment's records, with pointers from `first` on, come behind it as they lie there. */
+void ign_wire_put_delivery(uint8_t *dst, int64_t subscription, uint16_t shard, uint64_t first, const ign_segment *segment);
 
 #endif

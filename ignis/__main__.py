@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from ignis.cli import main
+from ignis.loading import end_if_command
+
+try:
+    from ignis.cli import main
+except KeyboardInterrupt:
+    end_if_command()
+    raise
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,10 +19,12 @@ from ignis.config import (
     LeaderSettings,
     PublisherSettings,
     RefresherSettings,
+    RetrySettings,
     SchedulesSettings,
     SweeperSettings,
     check_name,
     check_queue_name,
+    check_section,
     check_text,
     check_timeout,
     kind_of,
@@ -123,6 +125,7 @@ class Ignis:
             raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.layers: list[Middleware] = []
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
+        check_section(RetrySettings, self.file)  # also of a policy that no handler names yet
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
@@ -435,14 +438,14 @@ class Ignis:
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
             queue: where the messages go: a queue or its name.
-            message: of the queue's type.
+            message: of the queue's type; checked here where this application knows the queue, else when it is stored.
             cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``. Give ``cron`` or ``every``.
             every: the time between ticks: seconds, or a duration such as ``"5m"``; 0.1 s to 365 days.
             timezone: of ``cron``, such as ``"Europe/Berlin"``.
             missed: what happens to ticks that were not fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once``
                 fires the newest in place of all that are due, ``all`` fires each.
 
-        Raises ConfigError, InvalidNameError.
+        Raises ConfigError, InvalidNameError; InvalidMessageError, MessageTooLargeError, which name the schedule.
         """
         self._scheduling.declare(
             name, queue=queue, message=message, cron=cron, every=every, timezone=timezone, missed=missed
@@ -575,7 +578,8 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running.running or self._sweeper is not None or self._scheduling.made is not None:
+        started = any(queue.started for queue in self.queues())  # by ``queue.start``, without the application
+        if started or self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)

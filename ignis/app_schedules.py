@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ignis.clock import Clock
-from ignis.config import SchedulesSettings
+from ignis.config import SchedulesSettings, check_name, check_queue_name
 from ignis.control.scheduler import Scheduler
+from ignis.errors import InvalidMessageError
 from ignis.hooks import Hooks
 from ignis.leader import Leadership
 from ignis.message import BodyCodec
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
-from ignis.schedules.book import Schedules
+from ignis.schedules.book import Schedules, encoded_message
 from ignis.storage.base import Store
 
 __all__ = ["AppSchedules"]
@@ -71,6 +72,9 @@ class AppSchedules:
 
     def declare(self, name: str, *, queue: Queue[Any] | str, **asked: Any) -> None:
         """See ``app.schedule``."""
+        made = queue if isinstance(queue, Queue) else self._table.find(check_queue_name(queue))
+        if made is not None and made.type is not None:
+            _check_message(check_name(name, "schedule"), made, asked["message"])
         self.stored.declare(name, queue=queue.name if isinstance(queue, Queue) else queue, **asked)
         if self._running():
             self.stored.store_declared()
@@ -109,3 +113,14 @@ class AppSchedules:
         if (scheduler := self._scheduler) is not None:
             figures["scheduler"] = scheduler.stats()
         return figures
+
+
+def _check_message(schedule: str, queue: Queue[Any], message: Any) -> None:
+    """Raises what `encoded_message` raises. Of a queue that is not open it is not known with which codec it is stored: what any
+    of them takes is left to the start."""
+    try:
+        encoded_message(schedule, queue.codec, message)
+    except InvalidMessageError:
+        if queue.opened or queue.codec.name != "json" or queue.settings.codec != "auto":
+            raise
+        encoded_message(schedule, BodyCodec(queue.type, "msgpack", queue.settings.strict), message)

@@ -51,12 +51,14 @@ __all__ = [
     "RefresherSettings",
     "RelaySettings",
     "RetrySettings",
+    "SchedulesSettings",
     "SparkSettings",
     "SupervisorSettings",
     "SweeperSettings",
     "check_name",
     "check_number",
     "check_queue_name",
+    "check_section",
     "check_sections",
     "check_text",
     "check_timeout",
@@ -68,6 +70,7 @@ __all__ = [
     "parse_duration_s",
     "parse_number",
     "resolve",
+    "unlimited_duration_s",
     "url_named",
 ]
 
@@ -93,6 +96,13 @@ def parse_duration_s(value: object, name: str) -> float:
     if match is None:
         raise ConfigError(f"{name} = {shown(value)} is not a duration; write 90, '90s', '20m', '2d' or '500ms'")
     return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+def unlimited_duration_s(value: object, name: str) -> float:
+    """`parse_duration_s`, to which no number is too large: who compares it with his limit can name both."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return parse_duration_s(value, name)
 
 
 def check_name(name: object, what: str = "queue") -> str:
@@ -316,6 +326,11 @@ class QueueSettings(_Settings):
     max_returns: int = _setting(
         5, "how often that schedule brings a failed message back before it waits for a person; 0 = never", 0, 65_535
     )
+    shovel_retry: str = _setting(
+        "",
+        "by a policy instead: the name of one in [retries], or in code an ignis.Retry; each message comes back attempts - 1 "
+        "times, behind growing waits, and max_returns does not count",
+    )
     on_expiry: str = _setting(
         "drop",
         "where a message goes when its own deadline (expires_in) has passed: drop removes and counts it, sideline keeps it there "
@@ -385,9 +400,9 @@ class RetrySettings(_Settings):
     attempts: int = _setting(
         8, "calls of the handler, the first included, before the message goes to the sideline", 1, 1_000
     )
-    base_s: float = _setting(1.0, "wait behind the first failed attempt", 0, MAX_EXPIRY_S)
+    base_s: float = _setting(1.0, "wait behind the first failed attempt; in code base", 0, MAX_EXPIRY_S)
     factor: float = _setting(2.0, "each further wait is so many times as long", 1, 1_000)
-    max_s: float = _setting(600, "the longest wait; at least base_s", 0, MAX_EXPIRY_S)
+    max_s: float = _setting(600, "the longest wait; at least base_s; in code max", 0, MAX_EXPIRY_S)
     jitter: bool = _setting(True, "each wait is drawn between half of it and all of it")
 
     def __post_init__(self) -> None:
@@ -796,10 +811,15 @@ def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = 
     A program calls it at its start, so that a misspelling in a section that it uses later is found at once.
     """
     for cls in SECTIONS:
-        resolve(cls, {}, file, environ=environ)
-        for name, own in file.get(cls.section, {}).items() if cls.named else ():
-            if isinstance(own, Mapping):
-                resolve(cls, {}, file, name=name, environ=environ)
+        check_section(cls, file, environ)
+
+
+def check_section(cls: type[_Settings], file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
+    """`check_sections` for one of them, with all its tables."""
+    resolve(cls, {}, file, environ=environ)
+    for name, own in file.get(cls.section, {}).items() if cls.named else ():
+        if isinstance(own, Mapping):
+            resolve(cls, {}, file, name=name, environ=environ)
 
 
 def resolve(

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ignis.clock import Clock
 from ignis.config import ConsumerSettings, PublisherSettings, QueueSettings
+from ignis.figures import QueueTimes
 from ignis.hooks import Hooks
 from ignis.magazine import Magazine, MagazineManager
 from ignis.message import BodyCodec
@@ -74,3 +75,4 @@ class QueueContext(Generic[M]):
     store: Store
     clock: Clock
     hooks: Hooks
+    times: QueueTimes

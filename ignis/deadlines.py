@@ -10,17 +10,18 @@ import math
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ignis.config import parse_duration_s, shown
+from ignis.config import shown, unlimited_duration_s
 from ignis.errors import ConfigError
 from ignis.storage.base import QueueRecord, Store
-from ignis.storage.checks import MAX_TTL_S
+from ignis.storage.checks import MAX_TTL_S, MAX_TTL_SAID
 
-__all__ = ["DROP", "ON_EXPIRY", "SIDELINE", "Deadline", "deadline_of", "note_on_expiry", "on_expiry_of"]
+__all__ = ["DROP", "LEAST_TTL_S", "ON_EXPIRY", "SIDELINE", "Deadline", "deadline_of", "note_on_expiry", "on_expiry_of"]
 
 DROP, SIDELINE = "drop", "sideline"
 ON_EXPIRY = "on_expiry"
 """Where the stored queue keeps in its ``extra`` where expired messages go; absent: they are dropped."""
-_LEAST_TTL_S = 0.001
+LEAST_TTL_S = 0.001
+"""What the store is told of a deadline that is over."""
 
 
 class Deadline(NamedTuple):
@@ -46,15 +47,15 @@ def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str) 
         raise ConfigError("give expires_in or expires_at, not both")
     now_s = store.wall_s()
     if expires_in is not None:
-        left_s = parse_duration_s(expires_in, "expires_in")
+        left_s = unlimited_duration_s(expires_in, "expires_in")
         if not 0 < left_s <= MAX_TTL_S:
-            raise ConfigError(f"expires_in = {shown(expires_in)} is not above 0 and within 100 years")
+            raise ConfigError(f"expires_in = {shown(expires_in)} is not above 0 and at most {MAX_TTL_SAID}")
     else:
         left_s = _moment_s(expires_at) - now_s
         if left_s > MAX_TTL_S:
-            raise ConfigError(f"expires_at = {shown(expires_at)} is not within 100 years")
+            raise ConfigError(f"expires_at = {shown(expires_at)} is more than {MAX_TTL_SAID} away")
     at_ms = max(1, math.floor((now_s + left_s) * 1000))
-    return Deadline(at_ms, max(left_s, _LEAST_TTL_S) if on_expiry == DROP else None)
+    return Deadline(at_ms, max(left_s, LEAST_TTL_S) if on_expiry == DROP else None)
 
 
 def _moment_s(at: Any) -> float:

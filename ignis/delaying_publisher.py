@@ -1,4 +1,5 @@
-"""The buffered publisher of a store that may keep delayed messages: these gather in a ring of their own, with a due time each."""
+"""The buffered publisher of a store that may keep delayed messages: these, and those that the store is to retire at a deadline,
+gather in a ring of their own, with their times."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ignis.clock import Clock
 from ignis.config import PublisherSettings, check_timeout
+from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, Receipt, id_text
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
 from ignis.storage.base import Store
@@ -25,12 +27,18 @@ M = TypeVar("M")
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.01
+_NOISE_MS = 50
+"""Two reckonings of one due time that differ by less are the same."""
+_MOST_TIMES = 1_000
+"""Due times that are remembered."""
+_STEP_MS = 100
+"""Messages whose deadlines lie within so much go to the store together, and are retired there at the end of it."""
 
 
 class DelayingPublisher(Publisher[M]):
-    """A `Publisher` whose `send` takes ``delay`` and ``at``.
+    """A `Publisher` whose `send` takes ``delay`` and ``at``, and tells the store the deadlines.
 
-    The first delayed message makes a second ring and a second flusher, and starts them: who delays nothing pays nothing.
+    The first message with such a time makes a second ring and a second flusher, and starts them: who has none pays nothing.
     `flush`, `close` and the counts are about both. Receipts are done when the message is durable, not when it is due.
     """
 
@@ -42,65 +50,74 @@ class DelayingPublisher(Publisher[M]):
         *,
         on_stored: Callable[[int], None] | None = None,
         on_placed: OnPlaced | None = None,
+        times: Histogram | None = None,
     ) -> None:
         self._store = store
         self._making = threading.Lock()
-        self._delayed: _DelayedRing[M] | None = None
+        self._timed: _TimedRing[M] | None = None
         self._forks = FORKS[0]
-        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed)
+        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed, times=times)
 
-    def _send_later(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
+    def _send_timed(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        later: tuple[Any, Any] | None,
+        deadline: Deadline | None,
     ) -> Receipt:
-        return self._ring().send_later(message, key, headers, timeout, delay, at)
+        if later is None and (deadline is None or deadline.ttl_s is None):  # the store need not know
+            return super()._send_timed(message, key, headers, timeout, later, deadline)
+        return self._ring(later is not None).send_timed(message, key, headers, timeout, later, deadline)
 
-    def _ring(self) -> _DelayedRing[M]:
-        """The ring of the delayed ones. Raises DelayNotSupportedError, ClosedError, ForkedHandleError."""
+    def _ring(self, delayed: bool) -> _TimedRing[M]:
+        """The ring of those with a time. Raises DelayNotSupportedError, ClosedError, ForkedHandleError."""
         if self._forks != FORKS[0]:
             raise ForkedHandleError("this publisher was made before fork(); make another in the child")
         with self._making:
             if self._closing or self._ended is not None:
                 self._refuse()
-            if self._delayed is None:
-                if not self._magazine.store.keeps_later:
-                    raise DelayNotSupportedError(type(self._magazine.store).__name__)
-                self._delayed = _DelayedRing(self._magazine, self._settings, self._store, self._on_stored)
-            return self._delayed
+            if delayed and not self._magazine.store.keeps_later:
+                raise DelayNotSupportedError(type(self._magazine.store).__name__)
+            if self._timed is None:
+                self._timed = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
+            return self._timed
 
     def flush(self, timeout: float | None = None) -> None:
-        delayed, began_s = self._delayed, time.monotonic()
-        if delayed is not None:
-            delayed.press()
+        timed, began_s = self._timed, time.monotonic()
+        if timed is not None:
+            timed.press()
         super().flush(timeout)
-        if delayed is not None:
-            delayed.flush(self.left_s(began_s, timeout))
+        if timed is not None:
+            timed.flush(self.left_s(began_s, timeout))
 
     @property
     def sent(self) -> int:
-        return super().sent + (0 if self._delayed is None else self._delayed.sent)
+        return super().sent + (0 if self._timed is None else self._timed.sent)
 
     @property
     def pending(self) -> int:
-        return super().pending + (0 if self._delayed is None else self._delayed.pending)
+        return super().pending + (0 if self._timed is None else self._timed.pending)
 
     @property
     def failed(self) -> int:
-        return super().failed + (0 if self._delayed is None else self._delayed.failed)
+        return super().failed + (0 if self._timed is None else self._timed.failed)
 
     def close(self, timeout: float | None = None) -> None:
         timeout = None if timeout is None else check_timeout(timeout)
         began_s, refused = time.monotonic(), None
-        if self._delayed is not None:
-            self._delayed.press()
+        if self._timed is not None:
+            self._timed.press()
         try:
             super().close(timeout)
         except PublishError as exc:
             refused = exc
         with self._making:  # from now on nobody makes one
-            delayed = self._delayed
+            timed = self._timed
         try:
-            if delayed is not None:
-                delayed.close(self.left_s(began_s, timeout))
+            if timed is not None:
+                timed.close(self.left_s(began_s, timeout))
         except PublishError as exc:
             refused = refused or exc
         if refused is not None:
@@ -108,52 +125,104 @@ class DelayingPublisher(Publisher[M]):
 
     def end(self) -> bool:
         with self._making:
-            ends, delayed = super().end(), self._delayed
-        if delayed is None:
+            ends, timed = super().end(), self._timed
+        if timed is None:
             return ends
-        delayed.end()
-        return ends and not delayed.is_flusher(threading.current_thread())
+        timed.end()
+        return ends and not timed.is_flusher(threading.current_thread())
 
     def give_up(self) -> None:
         super().give_up()
-        if self._delayed is not None:
-            self._delayed.give_up()
+        if self._timed is not None:
+            self._timed.give_up()
 
 
 class _NearClock:
     """This process's own clock in place of one that has to be asked for; what is reckoned by it is moved over in the flusher."""
 
     def __init__(self, store: Store) -> None:
-        self.lock_clock: Clock | None = store.lock_clock
+        self._store = store
+
+    def wall_s(self) -> float:
+        return self._store.wall_s()
 
     def now_s(self) -> float:
         return time.monotonic()
 
 
-class _DelayedRing(Publisher[M]):
-    """The delayed messages of one publisher. Its flusher stores what has gathered, with a due time for each, by its id."""
+class _SameTimes:
+    """One answer for one question: what was reckoned for a time holds for it again, so that messages for the same time keep their
+    order. Each reckoning is off by what passes between two looks at the clocks. One that is off by more follows a clock that was
+    set."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def settled_ms(self, asked: Any, reckoned_ms: int) -> int:
+        known_ms = self._known.get(asked)
+        if known_ms is not None and abs(known_ms - reckoned_ms) <= _NOISE_MS:
+            return known_ms
+        if len(self._known) >= _MOST_TIMES:
+            self._known.clear()
+        self._known[asked] = reckoned_ms
+        return reckoned_ms
+
+
+class _Times(NamedTuple):
+    """What messages of one load have in common.
+
+    Attributes:
+        delayed: whether they wait for their time.
+        until: when the store retires them, in steps of `_STEP_MS` since 1970; None = it is told nothing.
+    """
+
+    delayed: bool
+    until: int | None
+
+
+class _TimedRing(Publisher[M]):
+    """The messages of one publisher that have a time. Its flusher stores what has gathered: with a due time for each, by its id,
+    and together only what the store retires at the same time, since a load has one time to live."""
 
     def __init__(
-        self, magazine: Magazine[M], settings: PublisherSettings, store: Store, on_stored: Callable[[int], None] | None
+        self,
+        magazine: Magazine[M],
+        settings: PublisherSettings,
+        store: Store,
+        on_stored: Callable[[int], None] | None,
+        times: Histogram | None,
     ) -> None:
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
+        self._asked, self._moved = _SameTimes(), _SameTimes()  # by `at`, and by the due time of `_clock`
         self._dues_ms: dict[str, int] = {}
-        """Id -> due time by `_clock`, of what is in the ring."""
-        self._putting = threading.Lock()  # a message is in the ring and in the table, or in neither
-        super().__init__(magazine, settings, on_stored=on_stored)
+        """Id -> due time by `_clock`, of what is delayed and in the ring."""
+        self._runs: deque[tuple[_Times, int]] = deque()
+        """Of what is in the ring, in its order: how many in a row go together."""
+        self._putting = threading.Lock()  # a message is in the ring and in the tables, or in neither
+        super().__init__(magazine, settings, on_stored=on_stored, times=times)
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
 
-    def send_later(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
+    def send_timed(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        later: tuple[Any, Any] | None,
+        deadline: Deadline | None,
     ) -> Receipt:
-        due_ms = due_time_ms(self._clock, delay, at)
+        due_ms = None if later is None else self._due_ms(*later)
+        until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
+        times = _Times(due_ms is not None, until)
         until_s, pause_s = time.monotonic() + timeout, _FIRST_PAUSE_S
         while True:
             try:
                 with self._putting:
-                    receipt = self._send_keyed(message, key, headers, 0.0)
-                    self._dues_ms[receipt.id] = due_ms
+                    receipt = self._send_keyed(message, key, headers, 0.0, deadline)
+                    if due_ms is not None:
+                        self._dues_ms[receipt.id] = due_ms
+                    self._note(times)
                     return receipt
             except ChannelFullError:
                 # Not within the lock: the flusher takes it, and makes the room.
@@ -163,6 +232,31 @@ class _DelayedRing(Publisher[M]):
                     raise self._still_full() from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _due_ms(self, delay: Any, at: Any) -> int:
+        due_ms = due_time_ms(self._clock, delay, at)
+        if at is None:
+            return due_ms
+        with self._putting:
+            return self._asked.settled_ms(at, due_ms)
+
+    def _note(self, times: _Times) -> None:
+        if self._runs and self._runs[-1][0] == times:
+            self._runs[-1] = times, self._runs[-1][1] + 1
+        else:
+            self._runs.append((times, 1))
+
+    def _most(self) -> int:
+        with self._putting:
+            # One where there is nothing yet: what comes next may be followed by what it cannot go with.
+            return min(self._runs[0][1], super()._most()) if self._runs else 1
+
+    def _taken(self, count: int) -> _Times:
+        """What those that come next have in common; so many are gone from the ring."""
+        times, there = self._runs.popleft()
+        if there > count:
+            self._runs.appendleft((times, there - count))
+        return times
 
     def is_flusher(self, thread: threading.Thread) -> bool:
         """Whether it would wait for itself."""
@@ -174,17 +268,28 @@ class _DelayedRing(Publisher[M]):
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
+        began_s = time.monotonic()
         try:
             with self._putting:
-                dues_ms = [[self._dues_ms.pop(id_text(one)) for one in batch.ids()] for _, batch in batches]
-            ahead_ms = self._ahead_ms()
-            if ahead_ms:
-                dues_ms = [[max(0, due_ms + ahead_ms) for due_ms in dues] for dues in dues_ms]
-            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms)
+                times, dues_ms = self._taken(count), None
+                if times.delayed:
+                    dues_ms = [[self._dues_ms.pop(id_text(one)) for one in batch.ids()] for _, batch in batches]
+            ahead_ms = self._ahead_ms() if times.delayed else 0
+            if ahead_ms and dues_ms is not None:
+                settled_ms = self._moved.settled_ms
+                dues_ms = [[max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in dues] for dues in dues_ms]
+            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(times))
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
+
+    def _deadline_of(self, times: _Times) -> Deadline | None:
+        """For the store; each message has its own in its envelope."""
+        if times.until is None:
+            return None
+        at_ms = times.until * _STEP_MS
+        return Deadline(at_ms, max(at_ms / 1000 - self._store.wall_s(), LEAST_TTL_S))
 
     def _ahead_ms(self) -> int:
         """How far the store's clock is ahead of `_clock`; at most as much too far as it takes to ask, and never too little."""

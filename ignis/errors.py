@@ -226,13 +226,15 @@ class StoreFullError(StoreError):
 
 
 class StoreFailedError(StoreError):
-    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known.
+    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known;
+    who publishes again may then have it twice.
 
     The next call tries again, and writes into another file: a second ``fsync`` after a failed one reports success without
     having written anything.
     """
 
     code = "store_failed"
+    retryable = True
 
 
 class StoreBusyError(StoreError):
@@ -317,17 +319,17 @@ class StaleEpochError(StoreError):
 
 class DelayNotSupportedError(StoreError):
     """This store does not keep delayed messages; nothing was published, and no handler with ``retry`` was started. The memory
-    store and the embedded store do.
+    store, the embedded store and the Aerospike store do.
 
     Attributes: ``store`` (the store that was asked).
     """
 
     code = "delay_not_supported"
 
-    def __init__(self, store: str, needs: str = "") -> None:
+    def __init__(self, store: str, *, needs: str = "") -> None:
         super().__init__(
-            f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store "
-            "(memory://) do"
+            f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory), Aerospike "
+            "(aerospike://host:3000/namespace) and the memory store (memory://) do"
         )
         self.store = store
 

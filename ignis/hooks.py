@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ignis.escaping import print_trace
 
@@ -27,7 +27,12 @@ AfterHandling = Callable[[str, int, int], object]
 
 
 def log_safely(
-    logger: logging.Logger, level: int, text: str, *args: object, exc_info: BaseException | bool | None = None
+    logger: logging.Logger,
+    level: int,
+    text: str,
+    *args: object,
+    exc_info: BaseException | bool | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Logs, from a thread that must go on. A log handler that raises is named in a line of its own and goes no
     further; where it raises for that as well the error is on stderr.
@@ -42,10 +47,10 @@ def log_safely(
         said = text % args if args else text
         trace = "" if exc is None else "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
         if _is_utf8(said) and _is_utf8(trace):
-            logger.log(level, text, *args, exc_info=exc)
+            logger.log(level, text, *args, exc_info=exc, extra=extra)
         else:
             whole = f"{said}\n{trace}".rstrip().encode("utf-8", "backslashreplace").decode("utf-8")
-            logger.log(level, "%s", whole)
+            logger.log(level, "%s", whole, extra=extra)
     except BaseException as exc:
         with contextlib.suppress(BaseException):
             _say_unsaid(logger, level, exc)

@@ -24,11 +24,21 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ignis.config import shown
-from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.errors import AddressInUseError, ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
-__all__ = ["Exposition", "HttpEndpoint", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
+__all__ = [
+    "Exposition",
+    "HttpEndpoint",
+    "Reply",
+    "Route",
+    "json_reply",
+    "metrics_route",
+    "names_this_machine",
+    "parse_bind",
+    "yes_or_no",
+]
 
 log = logging.getLogger("ignis.http_endpoint")
 
@@ -58,6 +68,11 @@ Route = Callable[[str], Reply]
 def json_reply(status: int, value: object) -> Reply:
     """A line of JSON."""
     return Reply(status, msgspec.json.encode(value) + b"\n")
+
+
+def yes_or_no(yes: bool, why_not: str) -> Reply:
+    """What a probe of an orchestrator is answered: 200, or 503 with the reason."""
+    return json_reply(200, {"status": "ok"}) if yes else json_reply(503, {"status": "failing", "error": why_not})
 
 
 _MISDIRECTED = json_reply(
@@ -112,7 +127,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|((?:[a-z0-9_-]+\.)*[a-z0-9_-]+)\.?)(?:
 """An address of IPv6 in brackets, or a name or an address of IPv4, each with a port or without one; in small letters."""
 
 
-def _names_this_machine(header: str, bound: str) -> bool:
+def names_this_machine(header: str, bound: str) -> bool:
     """Whether the Host of a request is ``localhost``, a name below it, an address in digits, or the bound name. A page that came
     here by DNS rebinding can have none of them: a browser sends the name that the page was loaded from. What is not just a host
     and a port, such as a folded header, is none either: others may read it as another name than we do."""
@@ -241,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _meant_for_us(self) -> bool:
         """Whether it may be answered. Who is bound for all to reach is reached by names that we do not know."""
         bound = self.server.bound
-        return not _loopback(bound) or all(_names_this_machine(one, bound) for one in self.headers.get_all("Host", ()))
+        return not _loopback(bound) or all(names_this_machine(one, bound) for one in self.headers.get_all("Host", ()))
 
     def _reply(self, path: str) -> Reply:
         for name, route in self.server.routes.items():
@@ -269,15 +284,20 @@ class HttpEndpoint:
         bind: see `parse_bind`.
         routes: path -> what answers it; a path that ends in ``/`` answers for everything below.
         public: whether an address that others can reach is meant.
+        setting: the option that gives the address.
 
-    Raises ConfigError when the address cannot be bound.
+    Raises AddressInUseError, and ConfigError when the address cannot be bound for another reason.
     """
 
-    def __init__(self, bind: str, routes: Mapping[str, Route], *, public: bool = False) -> None:
+    def __init__(
+        self, bind: str, routes: Mapping[str, Route], *, public: bool = False, setting: str = "--health-bind"
+    ) -> None:
         address = parse_bind(bind, public=public)
         try:
             self._server = _Server(address, routes)
         except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                raise AddressInUseError(bind, setting) from exc
             raise ConfigError(f"cannot listen on {bind}: {exc.strerror or exc}") from exc
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="ignis-http", daemon=True

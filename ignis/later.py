@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from ignis.clock import Clock
-from ignis.config import check_whole, parse_duration_s, shown
+from ignis.config import check_whole, shown, unlimited_duration_s
 from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, UnreadableMessageError
 from ignis.message import Message
 from ignis.storage.base import Store
+from ignis.storage.checks import MAX_TTL_S, MAX_TTL_SAID
 from ignis.storage.later import Delayed
 
-__all__ = ["MAX_DELAY_S", "Clocked", "DelayedMessage", "Later", "check_delay_s", "due_time_ms", "until_s"]
+__all__ = [
+    "MAX_DELAY_S",
+    "Clocked",
+    "DelayedMessage",
+    "Later",
+    "check_delay_s",
+    "due_time_ms",
+    "until_s",
+]
 
-MAX_DELAY_S = 100 * 365 * 86_400
+MAX_DELAY_S = MAX_TTL_S
 _PAGE = 1_000
 
 
 class Clocked(Protocol):
     """What due times are reckoned by: a `Store`."""
 
-    @property
-    def lock_clock(self) -> Clock | None: ...
     def now_s(self) -> float: ...
+    def wall_s(self) -> float: ...
 
 
 def due_time_ms(store: Clocked, delay: Any, at: Any) -> int:
@@ -38,22 +44,17 @@ def due_time_ms(store: Clocked, delay: Any, at: Any) -> int:
     """
     if (delay is None) == (at is None):
         raise ConfigError("give delay or at, not both")
-    delay_s = check_delay_s(delay) if at is None else until_s(at, _wall_s(store))
+    delay_s = check_delay_s(delay) if at is None else until_s(at, store.wall_s())
     due_ms = (store.now_s() + delay_s) * 1000
     # Rounded up, for nobody gets it before; a thousandth of a millisecond is what adding them up may be wrong by.
     return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
 
 
-def _wall_s(store: Clocked) -> float:
-    """What users read as the time: the wall clock, or the one that a test gave the store."""
-    return time.time() if store.lock_clock is None else store.lock_clock()
-
-
 def check_delay_s(delay: Any) -> float:
     """Seconds of a delay in any of its forms. Raises ConfigError: it is none, below 0 or over 100 years."""
-    delay_s = parse_duration_s(delay, "delay")
+    delay_s = unlimited_duration_s(delay, "delay")
     if not 0 <= delay_s <= MAX_DELAY_S:
-        raise ConfigError(f"delay = {shown(delay)} is not within 100 years")
+        raise ConfigError(f"delay = {shown(delay)} is outside 0 to {MAX_TTL_SAID}")
     return delay_s
 
 
@@ -69,7 +70,7 @@ def until_s(at: Any, wall_s: float) -> float:
         )
     ahead_s = at.timestamp() - wall_s
     if not ahead_s <= MAX_DELAY_S:
-        raise ConfigError(f"at = {shown(at)} is not within 100 years")
+        raise ConfigError(f"at = {shown(at)} is more than {MAX_TTL_SAID} away")
     return ahead_s
 
 
@@ -157,7 +158,7 @@ class Later:
 
     def _ahead_s(self) -> float:
         """How far the store's clock is ahead of the wall clock, which users read."""
-        return self._store.now_s() - _wall_s(self._store)
+        return self._store.now_s() - self._store.wall_s()
 
 
 def _places(some: Sequence[Delayed]) -> dict[int, Sequence[int]]:

@@ -162,12 +162,14 @@ def failed_record(
     took_ms: int | None = None,
     tried: int | None = None,
     given_up: bool = False,
+    at_ms: int | None = None,
 ) -> bytes:
     """The record with its failure in the envelope: failures + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
     calls that it is made of behind those of earlier failures, see `ignis.history`.
 
     Without ``attempts`` the failure counts as one, by this ``worker``, of this duration. ``tried``: how many attempts there were
-    by a retry policy, this one included; ``given_up``: that policy lets none follow.
+    by a retry policy, this one included; ``given_up``: that policy lets none follow. ``at_ms``: when it failed, where that is
+    not now by the wall clock.
 
     Id, key, body and enqueue time stay. Where the growing part of the envelope cannot be read the reason is ``unreadable``,
     the error says both, and the bytes that were there stay in it under ``unread``. A record that cannot be read at all is
@@ -178,26 +180,32 @@ def failed_record(
     except UnreadableMessageError:
         return data
     if not attempts:
-        attempts = (Attempt(time.time_ns() // 1_000_000, reason, error, worker=worker, took_ms=took_ms),)
+        attempts = (
+            Attempt(
+                time.time_ns() // 1_000_000 if at_ms is None else at_ms, reason, error, worker=worker, took_ms=took_ms
+            ),
+        )
     try:
         stored = decode_meta(record.meta)
         if tried is not None:
             stored["tried"] = min(tried, _COUNTER_MAX)
         if given_up:
             stored["given_up"] = True
-        meta = _encode_failure(stored, reason, error, handler, attempts)
+        meta = _encode_failure(stored, reason, error, handler, attempts, at_ms)
     except Exception as exc:  # what could be read may still be nested too deeply to be written again
         why = f"{exc} (then {reason}: {error})"
-        meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler, attempts)
+        meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler, attempts, at_ms)
     return record.replace(
         attempts=min(record.attempts + 1, _COUNTER_MAX), crashes=min(record.crashes + crashed, _COUNTER_MAX), meta=meta
     )
 
 
-def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str, attempts: Sequence[Attempt]) -> bytes:
+def _encode_failure(
+    meta: dict[str, Any], reason: str, error: str, handler: str, attempts: Sequence[Attempt], at_ms: int | None
+) -> bytes:
     meta["reason"] = as_utf8(reason)
     meta["error"] = as_utf8(error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS]
-    meta["failed_at_ms"] = time.time_ns() // 1_000_000
+    meta["failed_at_ms"] = time.time_ns() // 1_000_000 if at_ms is None else at_ms
     if handler:
         meta["handler"] = as_utf8(handler)
     meta["history"] = extended(meta.get("history"), attempts)

@@ -5,45 +5,159 @@ Nothing is counted twice and nothing on the hot path knows of Prometheus. In a s
     from prometheus_client import REGISTRY
     REGISTRY.register(Collector(app.stats))
 
-``ignis worker --health-bind`` serves the same under ``/metrics``. Needs the extra ``metrics``.
+``ignis worker --health-bind`` serves the same under ``/metrics``. Needs the extra ``metrics``. What there is, with unit and
+meaning, stands in `ignis.metric_catalogue` and `ignis.figures`, of which ``docs/metrics.md`` is made.
 """
 
 from __future__ import annotations
 
+import itertools
+import platform
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.core import (
+        Metric as Family,
+    )
     from prometheus_client.registry import Collector as BaseCollector
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         f"metrics need a package ({exc.name} is missing): pip install 'ignis-mq[metrics]'", name=exc.name
     ) from exc
 
-from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, Figure
+from ignis._version import __version__
+from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, SIDELINED, TIMES, Time
 from ignis.message import REASONS
+from ignis.metric_catalogue import (
+    BROKER,
+    BUILD,
+    COUNTER,
+    FLEET,
+    HISTOGRAM,
+    LEADER,
+    OTHER,
+    PROCESS,
+    STORE,
+    STORE_CALLS,
+    UPKEEP,
+    Metric,
+)
 
-__all__ = ["Collector", "Exposition", "FigureCollector"]
+__all__ = ["MAX_QUEUES", "Collector", "Exposition", "FigureCollector"]
+
+MAX_QUEUES = 1_000
+"""Queues, and schedules, that have labels of their own."""
 
 Stats = Mapping[str, Any]
 Labelled = tuple[str, Mapping[str, str], float]
 """(name, labels, value)."""
 
 # (where it is in a queue's figures, what it is)
-_FIGURES = (
-    *(((one.name,), one) for one in QUEUE if one.metric),
-    *((("shovel", one.name), one) for one in SHOVEL if one.metric),
-    *((("consumer", one.name), one) for one in CONSUMER if one.metric),
-    (
-        ("consumer", "sidelined_timeout"),
-        Figure("", False, "ignis_timeout_count", "Handler calls here that overran their time; only rises."),
-    ),
+_FIGURES = tuple(
+    (path, figure.shown("queue"))
+    for path, figure in (
+        *(((one.name,), one) for one in QUEUE),
+        *((("shovel", one.name), one) for one in SHOVEL),
+        *((("consumer", one.name), one) for one in CONSUMER),
+    )
+    if figure.metric
 )
+_TIMES = tuple((one, one.shown("queue")) for one in TIMES)
+_SCHEDULES = tuple((one.name, one.shown("schedule", "queue")) for one in SCHEDULE)
+_METRICS = {
+    one.name: one
+    for one in (
+        *BUILD, *PROCESS, *STORE, *UPKEEP, *LEADER, *FLEET, *BROKER, SIDELINED,
+        *(metric for _, metric in (*_FIGURES, *_TIMES, *_SCHEDULES)),
+    )
+}  # fmt: skip
 _SIDELINED = "sidelined_"
+_LARGEST = frozenset(
+    ("ignis_oldest_age_seconds", "ignis_queue_paused", "ignis_schedule_lag_seconds", "ignis_schedule_paused")
+)
+"""Of several queues under one label the largest counts, and not the sum."""
+
+# What a store calls its figures, where the metric is not called ``ignis_store_<figure>``.
+_STORE_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "max_store_bytes": ("ignis_store_limit_bytes", {}),
+    "unreadable_reads": ("ignis_store_unreadable_reads_total", {}),
+    "sealed_loads": ("ignis_store_sealed_loads_total", {}),
+    "pointers_restored": ("ignis_store_restored_pointers_total", {}),
+    "resurrected_seen": ("ignis_store_resurrected_records_total", {}),
+    "broker_connects": ("ignis_broker_client_connects_total", {}),
+    "broker_pending": ("ignis_broker_client_pending", {}),
+    "broker_late_answers": ("ignis_broker_client_late_answers_total", {}),
+    "channels": ("ignis_relay_channels", {}),
+    **{call: ("ignis_store_calls_total", {"call": call}) for call in STORE_CALLS},
+}
+# The same where a part of the figure's name is a label.
+_STORE_PARTS = (
+    ("used_bytes_", "ignis_store_class_used_bytes"),
+    ("generation_", "ignis_store_generation"),
+    ("holes_", "ignis_store_holes_total"),
+    ("client_", "ignis_store_client_calls_total"),
+)
+_LEADER_NAMES = {"since_s": "since_timestamp_seconds", "unavailable_s": "unavailable_seconds"}
+_UPKEEP_NAMES = {
+    "last_pass_at_s": "last_pass_timestamp_seconds",
+    "last_pass_took_s": "last_pass_duration_seconds",
+}
+
+
+class _Families:
+    """The metrics of one scrape. A name that is not in the catalogue is a KeyError."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[tuple[str, ...], float]] = {}
+        self._times: dict[str, dict[tuple[str, ...], tuple[Time, list[int], float]]] = {}
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """One value; several of the same labels are one, see `OTHER`."""
+        rows = self._values.setdefault(name, {})
+        if labels in rows:
+            value = max(rows[labels], value) if name in _LARGEST else rows[labels] + value
+        rows[labels] = value
+
+    def add_time(self, time: Time, counts: Iterable[int], sum_s: float, *labels: str) -> None:
+        rows = self._times.setdefault(time.metric, {})
+        before = rows.get(labels)
+        if before is not None:
+            counts = [one + other for one, other in zip(before[1], counts, strict=True)]
+            sum_s += before[2]
+        rows[labels] = time, list(counts), sum_s
+
+    def open(self, *metrics: Metric) -> None:
+        """They are shown also when nothing is added."""
+        for one in metrics:
+            if one.kind == HISTOGRAM:
+                self._times.setdefault(one.name, {})
+            else:
+                self._values.setdefault(one.name, {})
+
+    def all(self) -> Iterable[Family]:
+        for name, rows in self._values.items():
+            metric = _METRICS[name]
+            kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
+            family = kind(name.removesuffix("_total"), metric.says, labels=metric.labels)
+            for labels, value in rows.items():
+                family.add_metric(labels, value)
+            yield family
+        for name, times in self._times.items():
+            metric = _METRICS[name]
+            histogram = HistogramMetricFamily(name, metric.says, labels=metric.labels)
+            for labels, (time, counts, sum_s) in times.items():
+                bounds = [*(f"{bound:g}" for bound in time.bounds_s), "+Inf"]
+                risen = list(itertools.accumulate(counts))
+                histogram.add_metric(labels, list(zip(bounds, risen, strict=True)), sum_s)
+            yield histogram
 
 
 class Collector(BaseCollector):
@@ -51,62 +165,63 @@ class Collector(BaseCollector):
 
     Args:
         stats: returns the figures, in the form of ``Ignis.stats``.
+        max_queues: so many queues have labels of their own, those that were seen first; the rest is summed as ``~other``.
+            The same holds for schedules.
     """
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(self, stats: Callable[[], Stats], *, max_queues: int = MAX_QUEUES) -> None:
         self._stats = stats
-        self._rates = _Rates()
+        self._queues, self._schedules = _Bound(max_queues), _Bound(max_queues)
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[Family]:
         """None: registering must not open the store."""
         return ()
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """The figures of this moment."""
         stats = self._stats()
+        found = _Families()
+        _add_build(found)
         queues: list[Stats] = list(stats.get("queues", ()))
-        yield from _of_queues(queues)
-        yield self._rates.metric(queues)
+        _add_queues(found, queues, self._queues)
         if "ring_depth" in stats:
-            yield GaugeMetricFamily(
-                "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
-            )
-        yield from _of_pool(stats.get("pool"))
-        yield from _of_schedules(stats.get("schedules"))
-        for section in ("store", "sweeper", "scheduler"):
-            yield from _plain(section, stats.get(section))
-        yield from _of_leaders(stats.get("leaders"))
-        yield from _of_refresher(stats.get("refresher"))
-        yield from _of_supervisor(stats.get("supervisor"))
-        yield from _of_autoscaler(stats.get("autoscaler"))
+            found.add("ignis_ring_depth", stats["ring_depth"])
+        for one in stats.get("pool") or ():
+            found.add("ignis_pool_buffers", one["active"], str(one["slot_bytes"]))
+            found.add("ignis_pool_slots", one["slots"], str(one["slot_bytes"]))
+        _add_schedules(found, stats.get("schedules") or (), self._schedules)
+        _add_store(found, stats.get("store") or {})
+        for part in ("sweeper", "scheduler"):
+            _add_upkeep(found, part, stats.get(part) or {})
+        for scope, one in (stats.get("leaders") or {}).items():
+            _add_leader(found, scope, one)
+        _add_refresher(found, stats.get("refresher"), self._queues)
+        _add_supervisor(found, stats.get("supervisor"))
+        _add_autoscaler(found, stats.get("autoscaler"))
+        return list(found.all())
 
 
 class FigureCollector(BaseCollector):
     """Shows Prometheus a part that names its figures as Prometheus does, such as the broker. Thread-safe as ``figures`` is.
 
     Args:
-        figures: returns them; those of one name have the same labels. What ends in ``_total`` only rises.
-        says: what each name means.
+        figures: returns them; each stands in the catalogue.
     """
 
-    def __init__(self, figures: Callable[[], Iterable[Labelled]], says: Mapping[str, str]) -> None:
+    def __init__(self, figures: Callable[[], Iterable[Labelled]]) -> None:
         self._figures = figures
-        self._says = says
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[Family]:
         """None: registering asks nobody."""
         return ()
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """The figures of this moment."""
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        found = _Families()
+        _add_build(found)
         for name, labels, value in self._figures():
-            family = families.get(name)
-            if family is None:
-                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                family = families[name] = kind(name.removesuffix("_total"), self._says[name], labels=list(labels))
-            family.add_metric(list(labels.values()), value)
-        return families.values()
+            found.add(name, value, *(labels[label] for label in _METRICS[name].labels))
+        return list(found.all())
 
 
 class Exposition:
@@ -123,6 +238,26 @@ class Exposition:
         return generate_latest(self._registry)
 
 
+class _Bound:
+    """Which names have a label of their own: the first so many that were seen, for as long as this lives. A counter that
+    changed between its own label and that of all others would seem to fall. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._own: set[str] = set()
+
+    def label(self, name: str) -> str:
+        with self._lock:
+            if name not in self._own and len(self._own) < self._most:
+                self._own.add(name)
+            return name if name in self._own else OTHER
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 def _value(figures: Stats, path: tuple[str, ...]) -> float | None:
     found: Any = figures
     for name in path:
@@ -133,125 +268,98 @@ def _value(figures: Stats, path: tuple[str, ...]) -> float | None:
     return 0.0 if found is None else float(found)
 
 
-def _of_queues(queues: list[Stats]) -> Iterable[Metric]:
-    for path, figure in _FIGURES:
-        kind = CounterMetricFamily if figure.rises else GaugeMetricFamily
-        family = kind(figure.metric, figure.says, labels=["queue"])
-        for one in queues:
-            value = _value(one, path)
-            if value is not None:
-                family.add_metric([one["queue"]], value)
-        yield family
-    sidelined = CounterMetricFamily("ignis_sidelined", "Messages set aside here.", labels=["queue", "reason"])
-    spent = SummaryMetricFamily("ignis_handler_duration_seconds", "Time in handlers here.", labels=["queue"])
+def _add_build(found: _Families) -> None:
+    found.add("ignis_build_info", 1, __version__, platform.python_version())
+
+
+def _add_queues(found: _Families, queues: list[Stats], bound: _Bound) -> None:
+    found.open(*(metric for _, metric in (*_FIGURES, *_TIMES)), SIDELINED)
+    left_out = 0
     for one in queues:
+        label = bound.label(one["queue"])
+        left_out += label == OTHER
+        for path, metric in _FIGURES:
+            if (value := _value(one, path)) is not None:
+                found.add(metric.name, value, label)
         counts = one.get("consumer") or {}
         if counts:
             every = {f"{_SIDELINED}{reason}": 0 for reason in REASONS} | dict(counts)
             for key, value in every.items():
                 if key.startswith(_SIDELINED):
-                    sidelined.add_metric([one["queue"], key.removeprefix(_SIDELINED)], value)
-        if "timed_s" in counts:
-            spent.add_metric([one["queue"]], count_value=counts.get("timed", 0), sum_value=counts["timed_s"])
-    yield sidelined
-    yield spent
+                    found.add(SIDELINED.name, value, label, key.removeprefix(_SIDELINED))
+        times = one.get("times") or {}
+        for time, _ in _TIMES:
+            if time.name in times:
+                found.add_time(time, times[time.name]["counts"], times[time.name]["sum_s"], label)
+    found.add("ignis_queues_left_out", left_out)
 
 
-class _Rates:
-    """Messages handled a second since the look before."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._before: dict[str, tuple[float, float]] = {}
-
-    def metric(self, queues: list[Stats]) -> Metric:
-        family = GaugeMetricFamily(
-            "ignis_drain_rate", "Messages handled here a second, since the last look.", labels=["queue"]
-        )
-        now = time.monotonic()
-        with self._lock:
-            for one in queues:
-                handled = _value(one, ("consumer", "handled")) or 0.0
-                at, before = self._before.get(one["queue"], (now, handled))
-                self._before[one["queue"]] = now, handled
-                family.add_metric([one["queue"]], max(0.0, handled - before) / (now - at) if now > at else 0.0)
-        return family
+def _add_schedules(found: _Families, schedules: Iterable[Stats], bound: _Bound) -> None:
+    for one in schedules:
+        label = bound.label(one["schedule"])
+        queue = OTHER if label == OTHER else one["queue"]
+        for name, metric in _SCHEDULES:
+            found.add(metric.name, float(one[name]), label, queue)
 
 
-def _of_pool(classes: Iterable[Mapping[str, int]] | None) -> Iterable[Metric]:
-    if classes is not None:
-        used = GaugeMetricFamily("ignis_pool_buffers", "Buffers of the slab pools in use here.", labels=["class"])
-        there = GaugeMetricFamily("ignis_pool_slots", "Buffers that the slab pools have here.", labels=["class"])
-        for one in classes:
-            used.add_metric([str(one["slot_bytes"])], one["active"])
-            there.add_metric([str(one["slot_bytes"])], one["slots"])
-        yield used
-        yield there
+def _add_store(found: _Families, figures: Stats) -> None:
+    """Every number of a store; its text, and what the catalogue does not have, is left out."""
+    for figure, given in figures.items():
+        value = _number(given)
+        if value is None or figure == "client_calls":  # the sum of those by kind
+            continue
+        if figure in _STORE_NAMES:
+            name, labels = _STORE_NAMES[figure]
+            found.add(name, value, *labels.values())
+        elif f"ignis_store_{figure}" in _METRICS:
+            found.add(f"ignis_store_{figure}", value)
+        else:
+            for start, name in _STORE_PARTS:
+                if figure.startswith(start):
+                    found.add(name, value, figure.removeprefix(start))
 
 
-def _of_schedules(schedules: Iterable[Stats] | None) -> Iterable[Metric]:
-    rows = list(schedules or ())
-    for figure in SCHEDULE if rows else ():
-        kind = CounterMetricFamily if figure.rises else GaugeMetricFamily
-        family = kind(figure.metric, figure.says, labels=["schedule", "queue"])
-        for one in rows:
-            family.add_metric([one["schedule"], one["queue"]], float(one[figure.name]))
-        yield family
+def _add_upkeep(found: _Families, part: str, figures: Stats) -> None:
+    for figure, given in figures.items():
+        value = 0.0 if given is None else _number(given)
+        name = f"ignis_{part}_{_UPKEEP_NAMES.get(figure, figure)}"
+        name = name if name in _METRICS else f"{name}_total"
+        if value is not None and name in _METRICS:
+            found.add(name, value)
 
 
-def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:
-    """Every number of a section, by its own name."""
+def _add_leader(found: _Families, scope: str, figures: Stats) -> None:
+    for figure, given in figures.items():
+        value = 0.0 if given is None else _number(given)
+        name = f"ignis_leader_{_LEADER_NAMES.get(figure, figure)}"
+        name = name if name in _METRICS else f"{name}_total"
+        if value is not None and name in _METRICS:
+            found.add(name, value, scope)
+
+
+def _add_refresher(found: _Families, figures: Stats | None, bound: _Bound) -> None:
     if figures:
-        family = GaugeMetricFamily(f"ignis_{section}", f"Figures of the {section} here.", labels=["figure"])
-        for name, value in figures.items():
-            if isinstance(value, (int, float)):
-                family.add_metric([name], float(value))
-        yield family
-
-
-def _of_leaders(figures: Stats | None) -> Iterable[Metric]:
-    if figures:
-        family = GaugeMetricFamily("ignis_leader", "Figures of each candidacy here.", labels=["scope", "figure"])
-        for scope, one in figures.items():
-            for name, value in one.items():
-                if isinstance(value, (int, float)):
-                    family.add_metric([scope, name], float(value))
-        yield family
-
-
-def _of_refresher(figures: Stats | None) -> Iterable[Metric]:
-    if figures:
-        yield CounterMetricFamily("ignis_refresh_passes", "Passes over all queues.", value=figures["passes"])
-        yield CounterMetricFamily("ignis_refresh_errors", "Queues or passes that failed.", value=figures["errors"])
-        states = GaugeMetricFamily(
-            "ignis_queue_state", "1 for the state of each queue here.", labels=["queue", "state"]
-        )
+        found.add("ignis_refresh_passes_total", figures["passes"])
+        found.add("ignis_refresh_errors_total", figures["errors"])
+        found.open(*(one for one in PROCESS if one.name == "ignis_queue_state"))
         for queue, state in figures["states"].items():
             # Why it failed is for the log: every text would be a series of its own.
-            states.add_metric([queue, state.partition(":")[0]], 1)
-        yield states
+            found.add("ignis_queue_state", 1, bound.label(queue), state.partition(":")[0])
 
 
-def _of_supervisor(figures: Stats | None) -> Iterable[Metric]:
+def _add_supervisor(found: _Families, figures: Stats | None) -> None:
     if figures:
-        yield GaugeMetricFamily("ignis_processes_wanted", "Worker processes wanted.", value=figures["wanted"])
-        yield CounterMetricFamily("ignis_process_deaths", "Worker processes that died.", value=figures["deaths"])
-        yield CounterMetricFamily(
-            "ignis_process_restarts", "Worker processes started again.", value=figures["restarts"]
-        )
-        yield CounterMetricFamily(
-            "ignis_recovered", "Messages of dead worker processes put into the sideline.", value=figures["recovered"]
-        )
-        family = GaugeMetricFamily("ignis_processes", "Worker processes by state.", labels=["state"])
-        states = [one["state"] for one in figures["processes"]]
-        for state in sorted(set(states)):
-            family.add_metric([state], states.count(state))
-        yield family
+        found.add("ignis_processes_wanted", figures["wanted"])
+        found.add("ignis_process_deaths_total", figures["deaths"])
+        found.add("ignis_process_restarts_total", figures["restarts"])
+        found.add("ignis_recovered_total", figures["recovered"])
+        for one in figures["processes"]:
+            found.add("ignis_processes", 1, one["state"])
 
 
-def _of_autoscaler(figures: Stats | None) -> Iterable[Metric]:
+def _add_autoscaler(found: _Families, figures: Stats | None) -> None:
     if figures:
-        yield GaugeMetricFamily("ignis_autoscaler_leading", "1 while this one acts.", value=float(figures["leading"]))
+        found.add("ignis_autoscaler_leading", float(figures["leading"]))
         if figures["workers"] is not None:  # else nobody knows
-            yield GaugeMetricFamily("ignis_autoscaler_workers", "Workers of its target.", value=figures["workers"])
-        yield GaugeMetricFamily("ignis_autoscaler_wanted", "Workers wanted.", value=figures["wanted"] or 0)
+            found.add("ignis_autoscaler_workers", figures["workers"])
+        found.add("ignis_autoscaler_wanted", figures["wanted"] or 0)

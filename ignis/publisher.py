@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ignis.config import PublisherSettings, check_timeout
+from ignis.deadlines import Deadline
 from ignis.errors import (
     ChannelFullError,
     ClosedError,
@@ -33,6 +34,7 @@ from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
 from ignis.storage.pending_load import PendingLoad
@@ -49,8 +51,8 @@ _open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
 
 OnPlaced = Callable[[Sequence[tuple[int, PackedBatch]], Sequence[int]], None]
 """Is told the batches of a load and the first pointer of each."""
-_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad, int]
-"""Messages, their batches, the load that is under way, and the number of shards that it was routed by."""
+_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad, int, float]
+"""Messages, their batches, the load that is under way, the number of shards that it was routed by, and when it began."""
 
 
 class Publisher(Generic[M]):
@@ -69,7 +71,7 @@ class Publisher(Generic[M]):
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 
     ``on_stored`` is called by the flusher with the size of each batch that became durable; what it raises is logged.
-    ``on_placed`` is called before, with packed batches and the first pointer of each.
+    ``on_placed`` is called before, with packed batches and the first pointer of each. ``times`` counts how long each load took.
 
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
 
@@ -79,6 +81,8 @@ class Publisher(Generic[M]):
 
     tells_stored = True
     """Whether ``on_stored`` is called."""
+    deadline_of: Callable[[Any, Any], Deadline | None] | None = None
+    """What ``expires_in`` and ``expires_at`` mean for the queue; None = it is a magazine's publisher."""
     receipt_timeout_s: float | None = None
     """How long ``queue.apublish`` waits for a receipt; None = the store bounds its own calls."""
 
@@ -89,8 +93,10 @@ class Publisher(Generic[M]):
         *,
         on_stored: Callable[[int], None] | None = None,
         on_placed: OnPlaced | None = None,
+        times: Histogram | None = None,
     ) -> None:
         self._magazine = magazine
+        self._times = times
         self._on_stored = on_stored
         self._on_placed = on_placed
         self._settings = settings
@@ -134,6 +140,8 @@ class Publisher(Generic[M]):
         timeout: float | None = None,
         delay: float | str | timedelta | None = None,
         at: datetime | None = None,
+        expires_in: float | str | timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> Receipt:
         """Hands one message over; returns at once. Nothing is durable yet: wait on the receipt, or `flush`.
 
@@ -143,6 +151,7 @@ class Publisher(Generic[M]):
             headers: a small map kept in the envelope.
             timeout: seconds to wait when the ring is full (default ``publisher.send_timeout_s``); 0 raises at once.
             delay: nobody gets the message before so long from now; or ``at`` that time. As for ``queue.publish``.
+            expires_in: no handler begins with it after so long from now; or ``expires_at`` that time. Likewise.
 
         Returns:
             A `Receipt`: ``done()``, ``result(timeout)`` (the id once durable, or the store's error), ``await``,
@@ -157,27 +166,55 @@ class Publisher(Generic[M]):
         elif timeout.__class__ is not float or not timeout >= 0:
             timeout = check_timeout(timeout)
         if delay is not None or at is not None:
-            return self._send_later(message, key, headers, timeout, delay, at)
+            return self._send_timed(message, key, headers, timeout, (delay, at), self._deadline(expires_in, expires_at))
+        if expires_in is not None or expires_at is not None:
+            return self._send_timed(message, key, headers, timeout, None, self._deadline(expires_in, expires_at))
         if key is None and headers is None:
             return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout)
         return self._send_keyed(message, key, headers, timeout)
 
+    def _deadline(self, expires_in: Any, expires_at: Any) -> Deadline | None:
+        if expires_in is None and expires_at is None:
+            return None
+        if self.deadline_of is None:
+            raise ConfigError(
+                f"magazine {self._magazine.name!r} is no queue: nobody says where an expired message goes"
+            )
+        return self.deadline_of(expires_in, expires_at)
+
     def _send_keyed(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        deadline: Deadline | None = None,
     ) -> Receipt:
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
-        meta = b"" if headers is None else self._meta(headers)
+        meta = self._meta(headers, deadline)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
-    def _send_later(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
-    ) -> Receipt:
-        """`send` of a message that waits for its time."""
-        raise DelayNotSupportedError(type(self._magazine.store).__name__)
+    def _meta(self, headers: dict[str, Any] | None, deadline: Deadline | None) -> bytes:
+        """The growing part of the envelope."""
+        if headers is None and deadline is None:
+            return b""
+        return encode_meta(headers, self._magazine.max_headers_bytes, None if deadline is None else deadline.at_ms)
 
-    def _meta(self, headers: dict[str, Any] | None) -> bytes:
-        return encode_meta(headers, self._magazine.max_headers_bytes)
+    def _send_timed(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        later: tuple[Any, Any] | None,
+        deadline: Deadline | None,
+    ) -> Receipt:
+        """`send` of a message that waits for its time (``later`` has ``delay`` and ``at``), or has a deadline. Who stores it is
+        told no deadline here: whoever is about to handle the message looks at it."""
+        if later is not None:
+            raise DelayNotSupportedError(type(self._magazine.store).__name__)
+        return self._send_keyed(message, key, headers, timeout, deadline)
 
     async def asend(
         self,
@@ -187,13 +224,17 @@ class Publisher(Generic[M]):
         headers: dict[str, Any] | None = None,
         delay: float | str | timedelta | None = None,
         at: datetime | None = None,
+        expires_in: float | str | timedelta | None = None,
+        expires_at: datetime | None = None,
     ) -> Receipt:
         """`send` that lets the event loop run while the ring is full."""
         deadline = time.monotonic() + self._timeout_s
         pause_s = 0.0005
         while True:
             try:
-                return self.send(message, key=key, headers=headers, timeout=0, delay=delay, at=at)
+                return self.send(
+                    message, key=key, headers=headers, timeout=0, delay=delay, at=at, expires_in=expires_in, expires_at=expires_at
+                )  # fmt: skip
             except ChannelFullError:
                 if time.monotonic() >= deadline:
                     raise self._still_full() from None
@@ -326,7 +367,7 @@ class Publisher(Generic[M]):
                 shards, self._rerouting = self._magazine.shards, True
             try:
                 count, batches = outbox.drain(
-                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards,
+                    self._most(), settings.max_batch_bytes, next(self._turn) % shards, shards,
                     0 if under_way else _IDLE_S,
                 )  # fmt: skip
             except ClosedError:
@@ -351,14 +392,19 @@ class Publisher(Generic[M]):
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
 
+    def _most(self) -> int:
+        """So many of the messages that come next may be stored together."""
+        return self._settings.max_batch
+
     def _load(
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[_Loading]
     ) -> None:
         """Begins a load behind those that are under way; where that is not possible, after they are done."""
+        began_s = time.monotonic()
         try:
             begun = self._magazine.begin_load(batches, shards, under_way[-1][2] if under_way else None)
             if begun is not None:
-                under_way.append((count, *begun, self._magazine.shards))
+                under_way.append((count, *begun, self._magazine.shards, began_s))
                 return
             while under_way:
                 self._finish(under_way)
@@ -368,11 +414,11 @@ class Publisher(Generic[M]):
                 self._finish(under_way)
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _finish(self, under_way: deque[_Loading]) -> None:
         """Waits for the oldest load."""
-        count, batches, loading, shards = under_way.popleft()
+        count, batches, loading, shards, began_s = under_way.popleft()
         try:
             try:
                 firsts = loading.result()
@@ -383,7 +429,7 @@ class Publisher(Generic[M]):
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _refused(self, count: int, exc: BaseException) -> None:
         if self._magazine.registration is not None:
@@ -398,7 +444,11 @@ class Publisher(Generic[M]):
             log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
         )
 
-    def _settle(self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+    def _settle(
+        self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int], began_s: float
+    ) -> None:
+        if self._times is not None:
+            self._times.add_since(began_s)
         if self._on_placed is not None:
             self._on_placed(batches, firsts)
         self._drained.settle(count)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
@@ -21,7 +22,7 @@ from ignis.context import AppContext, QueueContext
 from ignis.deadlines import Deadline, deadline_of
 from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError, QueueNotFoundError
-from ignis.figures import depths
+from ignis.figures import QueueTimes, depths
 from ignis.later import Later, due_time_ms
 from ignis.magazine import Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
@@ -68,11 +69,10 @@ class Queue(Generic[M]):
         self.name = self._definition.name
         self.type = type
         self._lock = threading.RLock()
-        self._counting = threading.Lock()
         self._main: Magazine[M] | None = None
         self._sideline: Magazine[M] | None = None
         self._handling: QueueHandling[M] = QueueHandling(app, self._definition, self._lock, self.context)
-        self.published = 0
+        self._times = QueueTimes()
         self._awaited: AsyncPublisher[M] | None = None
 
     # -- what it is made of
@@ -94,6 +94,7 @@ class Queue(Generic[M]):
             self._app.store(),
             self._app.clock(),
             self._app.hooks,
+            self._times,
         )
 
     @property
@@ -217,13 +218,13 @@ class Queue(Generic[M]):
                 [message], keys=[key], headers=headers, delay=delay, at=at, expires_in=expires_in, expires_at=expires_at
             )
             return Published(ids[0], -1, 0)
+        began_s = monotonic()
         if expires_in is None and expires_at is None:
             published = self.main.load(message, key=key, headers=headers)
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
-        with self._counting:  # as `_stored` does, without a call more for each lone message
-            self.published += 1
+        self._times.publish.add_since(began_s, 1)
         if self._app.hooks.after_publish:
             self._app.hooks.published(self.name, 1)
         return published
@@ -269,7 +270,9 @@ class Queue(Generic[M]):
         main = self.main
         due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
         deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
+        began_s = monotonic()
         ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline)
+        self._times.publish.add_since(began_s)
         self._stored(len(ids))
         return ids
 
@@ -278,10 +281,14 @@ class Queue(Generic[M]):
             self.open()  # what it does with what has expired may be stored with it
         return deadline_of(self._app.store(), expires_in, expires_at, self.settings.on_expiry)
 
+    @property
+    def published(self) -> int:
+        """Messages that became durable here."""
+        return self._times.publish.messages
+
     def _stored(self, count: int) -> None:
         """Counts messages that became durable, and tells the hooks. Called after every batch, however it was published."""
-        with self._counting:
-            self.published += count
+        self._times.publish.count(count)
         if self._app.hooks.after_publish:
             self._app.hooks.published(self.name, count)
 
@@ -359,11 +366,19 @@ class Queue(Generic[M]):
 
     def _new_publisher(self, settings: dict[str, Any], on_placed: OnPlaced | None = None) -> Publisher[M]:
         main, chosen = self.main, self._app.publisher_settings(settings)
-        own: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
-        if own is not None:
-            return own
-        with without_means(f"publisher of queue {self.name!r}"):
-            return DelayingPublisher(main, chosen, self._app.store(), on_stored=self._stored, on_placed=on_placed)
+        made: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
+        if made is None:
+            with without_means(f"publisher of queue {self.name!r}"):
+                made = DelayingPublisher(
+                    main,
+                    chosen,
+                    self._app.store(),
+                    on_stored=self._stored,
+                    on_placed=on_placed,
+                    times=self._times.publish,
+                )
+        made.deadline_of = self._deadline
+        return made
 
     # -- handling
 
@@ -513,9 +528,15 @@ class Queue(Generic[M]):
         ConfigError for an invalid time."""
         return self._handling.stop(timeout)
 
-    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
-        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
-        if self._definition.set_shovel(interval_s, concurrency, max_returns):
+    @property
+    def started(self) -> bool:
+        """Whether its consumer or its shovel runs."""
+        return self._handling.started
+
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> None:
+        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds.
+        ``retry``: the numbers of the policy as they are stored, empty for none; None = as it is."""
+        if self._definition.set_shovel(interval_s, concurrency, max_returns, retry):
             self.shovel.reschedule()
 
     # -- looking after
@@ -632,12 +653,13 @@ class Queue(Generic[M]):
 
     def stats(self) -> dict[str, Any]:
         """The queue's depths and ages, and what `local_stats` has. ``expired``, ``sideline_expired``: messages that expired while
-        they waited there, since the queue was made and as far as the store can tell."""
+        they waited there, since the queue was made and as far as the store can tell; ``expired`` has those that were delayed, or
+        between two attempts, too."""
         main, sideline = self.main.metadata(), self.sideline.metadata()
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            **depths(main, sideline, self.main.store.delayed(self.name)),
+            **depths(main, sideline, self.main.store.delayed(self.name), self.main.store.expired_later(self.name)),
             "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
@@ -649,6 +671,7 @@ class Queue(Generic[M]):
             "published": self.published,
             "paused": self.paused,
             "shovel": self.shovel.stats(),
+            "times": self._times.figures(),
         }
         figures = self._handling.stats()
         if figures:

@@ -18,6 +18,7 @@ from ignis.errors import QueueMismatchError
 from ignis.magazine import SIDELINE_SUFFIX, Magazine
 from ignis.message import BodyCodec
 from ignis.registration import Registration
+from ignis.shovel_rounds import SHOVEL_RETRY, note_shovel_retry, shovel_retry_of, stored_policy, with_policy
 from ignis.storage.base import QueueRecord, QueueStore
 
 __all__ = ["DECLARED", "QueueDefinition"]
@@ -46,7 +47,9 @@ class QueueDefinition(Generic[M]):
         self.name = check_queue_name(name)
         self.type = type
         self._given = {key: value for key, value in settings.items() if value is not None}
-        self.settings = self._asked = resolve(QueueSettings, self._given, app.file, name=name)
+        if SHOVEL_RETRY in self._given:  # which need not be text
+            self._given[SHOVEL_RETRY] = stored_policy(self._given[SHOVEL_RETRY], app.file)
+        self.settings = self._asked = self._resolved()
         """Those in force."""
         self.codec: BodyCodec[M] = BodyCodec(type, self.settings.codec, self.settings.strict)
         self.spec: HandlerSpec | None = None
@@ -61,6 +64,10 @@ class QueueDefinition(Generic[M]):
 
     def _new_registration(self) -> Registration:
         return Registration(lambda: self._app.store().queues, self.name, self._app.look_s)
+
+    def _resolved(self, stored: dict[str, Any] | None = None) -> QueueSettings:
+        found = resolve(QueueSettings, self._given, self._app.file, name=self.name, stored=stored)
+        return with_policy(found, self._app.file)
 
     # -- opening
 
@@ -97,7 +104,7 @@ class QueueDefinition(Generic[M]):
 
     def _take_stored(self, stored: QueueRecord) -> None:
         """Takes the settings that nobody gave, and the codec. Raises QueueMismatchError for what cannot change."""
-        self.settings = resolve(QueueSettings, self._given, self._app.file, name=self.name, stored=_settings_of(stored))
+        self.settings = self._resolved(_settings_of(stored))
         if self.settings.durability != stored.durability:
             raise QueueMismatchError(
                 f"queue {self.name!r} is stored with durability {stored.durability!r}, "
@@ -185,15 +192,19 @@ class QueueDefinition(Generic[M]):
             raise
         spec.concurrency = min(record.concurrency, spec.max_consumers)
 
-    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> bool:
-        """Takes stored settings of the shovel, in whole seconds; whether they are others."""
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> bool:
+        """Takes stored settings of the shovel, in whole seconds; whether they are others. ``retry`` None = as it is."""
         settings = self.settings
-        now = (math.ceil(settings.shovel_interval_s), settings.shovel_concurrency, settings.max_returns)
-        changed = (interval_s, concurrency, max_returns) != now
+        now = (
+            math.ceil(settings.shovel_interval_s), settings.shovel_concurrency, settings.max_returns, settings.shovel_retry,
+        )  # fmt: skip
+        retry = settings.shovel_retry if retry is None else retry
+        changed = (interval_s, concurrency, max_returns, retry) != now
         if changed:
             self.settings = dataclasses.replace(
-                settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency, max_returns=max_returns
-            )
+                settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency, max_returns=max_returns,
+                shovel_retry=retry,
+            )  # fmt: skip
         return changed
 
     def take_expiry_of(self, other: QueueDefinition[Any]) -> None:
@@ -248,6 +259,7 @@ class QueueDefinition(Generic[M]):
         record.shovel_concurrency = settings.shovel_concurrency
         record.max_returns = settings.max_returns
         note_on_expiry(record, settings.on_expiry)
+        note_shovel_retry(record, settings.shovel_retry)
         record.active = True
         record.handler_type = settings.handler_type or record.handler_type
         self._describe_handler(record)
@@ -285,4 +297,5 @@ def _settings_of(stored: QueueRecord) -> dict[str, Any]:
         "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "codec", "shovel_interval_s",
         "shovel_concurrency", "max_returns",
     )  # fmt: skip
-    return {**{name: getattr(stored, name) for name in names}, "on_expiry": on_expiry_of(stored)}
+    kept = {name: getattr(stored, name) for name in names}
+    return {**kept, "on_expiry": on_expiry_of(stored), SHOVEL_RETRY: shovel_retry_of(stored)}

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from ignis.config import check_timeout, check_whole
 from ignis.consumer import FLEET, PROCESS, START, Consumer
 from ignis.consumer.handler import HandlerSpec, Middleware, check_consumers, make_spec
-from ignis.consumer.handler_form import check_callable
+from ignis.consumer.handler_form import check_callable, check_kind
 from ignis.consumer.registered import Registered, note_handler
 from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
@@ -67,6 +67,8 @@ class QueueHandling(Generic[M]):
             most = self._app.consumer_settings.max_consumers
             spec = make_spec(fn, queue.name, queue.type, options, most, self._app.file)
             spec.check_middleware(self.layers)
+            if not self.layers and spec.batch_size is None:
+                check_kind(fn, f"handler of queue {queue.name!r}", queue.type)
             if queue.magazines is not None:
                 self._check_retry(spec)
             if not declares:
@@ -181,8 +183,8 @@ class QueueHandling(Generic[M]):
         if spec.retry is not None and not magazines.keeps_later:
             raise DelayNotSupportedError(
                 type(magazines).__name__,
-                f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed messages; "
-                "leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
+                needs=f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed "
+                "messages; leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
             )
 
     def let_go(self) -> None:
@@ -194,6 +196,11 @@ class QueueHandling(Generic[M]):
     def _new_consumer(self, spec: HandlerSpec) -> Consumer:
         settings = self._app.consumer_settings
         return Consumer(self._context(), spec, settings, lambda: self.make_runner(spec), self._app.failed)
+
+    @property
+    def started(self) -> bool:
+        """Whether the consumer or the shovel runs."""
+        return self.consumer is not None or self.shovel.started
 
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""

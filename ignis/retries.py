@@ -14,7 +14,6 @@ from ignis.config import (
     RetrySettings,
     check_number,
     check_whole,
-    parse_bool,
     parse_duration_s,
     resolve,
     shown,
@@ -23,7 +22,7 @@ from ignis.errors import ConfigError
 from ignis.later import check_delay_s, until_s
 from ignis.near_names import meant
 
-__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_rules"]
+__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_policy", "retry_rules"]
 
 Kinds = type[BaseException] | tuple[type[BaseException], ...]
 Duration = float | str | timedelta
@@ -107,10 +106,12 @@ class Retry:
             "base": check_number(base_s, "retry.base", 0, MAX_EXPIRY_S),
             "factor": float(check_number(self.factor, "retry.factor", 1, MOST_FACTOR)),
             "max": check_number(max_s, "retry.max", 0, MAX_EXPIRY_S),
-            "jitter": parse_bool(self.jitter, "retry.jitter"),
+            "jitter": self.jitter,
             "on": _kinds(self.on, "retry.on"),
             "give_up_on": _kinds(self.give_up_on, "retry.give_up_on"),
         }
+        if not isinstance(self.jitter, bool):  # text is for settings files and the environment
+            raise ConfigError(f"retry.jitter = {shown(self.jitter)} is not True or False")
         if max_s < base_s:
             raise ConfigError(f"retry.max = {shown(self.max)} is below base = {shown(self.base)}")
         if not checked["on"]:
@@ -139,20 +140,23 @@ class Retry:
 
 
 class RetryLater(Exception):
-    """Raised by a handler: the message comes back then, and the attempt counts.
+    """Raised or returned by a handler: the message comes back then, and the attempt counts. In the list that a batch handler
+    returns it is for the one message that stands there.
 
     Args:
         delay: so long from now: seconds, text such as ``"30s"``, or a timedelta.
         why: for the message's history.
         at: ... or at that time, which needs a time zone.
 
-    After the ``attempts`` of the handler's policy, or 8 where it has none, the message goes to the sideline. Raises ConfigError
-    for a wrong time.
+    After the ``attempts`` of the handler's policy the message goes to the sideline; after 8 where it has none, or a mapping that
+    has none for `Exception`. Raises ConfigError for a wrong time, or none.
     """
 
     def __init__(self, delay: Duration | None = None, why: str = "", *, at: datetime | None = None) -> None:
-        if (delay is None) == (at is None):
-            raise ConfigError('RetryLater takes delay or at, and not both: RetryLater("30s")')
+        if delay is None and at is None:
+            raise ConfigError('RetryLater needs a time: RetryLater("30s"), or RetryLater(at=...) with a datetime')
+        if delay is not None and at is not None:
+            raise ConfigError("RetryLater takes delay or at, not both")
         self.delay_s = None if delay is None else check_delay_s(delay)
         self.at = at
         self.why = str(why)
@@ -216,19 +220,28 @@ def retry_rules(given: Any, file: Mapping[str, Any]) -> RetryRules:
 
 
 def _policy(given: Any, file: Mapping[str, Any]) -> Retry:
+    if not isinstance(given, (Retry, str)):
+        raise ConfigError(
+            f"retry = {shown(given)} is no policy: give ignis.Retry(...), the name of one in the settings file, or a mapping "
+            "from exceptions to these"
+        )
+    return retry_policy(given, file, "retry")
+
+
+def retry_policy(given: Any, file: Mapping[str, Any], name: str) -> Retry:
+    """The policy that an option ``name`` was given, or names. Raises ConfigError."""
     if isinstance(given, Retry):
         return given
     if not isinstance(given, str):
         raise ConfigError(
-            f"retry = {shown(given)} is no policy: give ignis.Retry(...), the name of one in the settings file, or a mapping "
-            "from exceptions to these"
+            f"{name} = {shown(given)} is no policy: give ignis.Retry(...), or the name of one in the settings file"
         )
     table = file.get(RetrySettings.section, {})
     known = sorted(name for name, value in table.items() if isinstance(value, Mapping))
     if given not in known:
         said = f"known: {', '.join(known)}" if known else "it has none"
         raise ConfigError(
-            f"retry = {shown(given)} names no policy: the settings file has no [retries.{given}]; {meant(given, known)}{said}"
+            f"{name} = {shown(given)} names no policy: the settings file has no [retries.{given}]; {meant(given, known)}{said}"
         )
     found = resolve(RetrySettings, {}, file, name=given)
     return Retry(found.attempts, found.base_s, found.factor, found.max_s, found.jitter)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from ignis.last_run import due_in_s
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, STAYS, Message, returned_record
 from ignis.near_names import meant
+from ignis.shovel_rounds import Rounds, policy_in, shovel_retry_of
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
 from ignis.storage.parts import in_parts
@@ -81,7 +83,8 @@ class Shovel:
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
 
     The schedule brings a message back ``max_returns`` times and counts each return in its envelope; then it waits for a
-    person. So does a message whose envelope cannot hold the count, and one that its handler's ``retry`` has given up.
+    person. So does a message whose envelope cannot hold the count, and one that its handler's ``retry`` has given up. With a
+    ``shovel_retry`` the schedule goes by that policy, see `ignis.shovel_rounds`.
     `run_once`, `run_until_done` and `start_once` are for a person: they bring back every message that fits and begin the
     count anew.
 
@@ -107,13 +110,16 @@ class Shovel:
         """Messages that the schedule moved; `total` has those moved by hand too."""
         self.waiting = 0
         """Messages that only a person brings back, as of the schedule's last pass in this process."""
+        self.given_up = 0
+        """Of these: messages for which the queue's ``shovel_retry`` has no round left."""
+        self._rounds: Rounds | None = None
 
     def stats(self) -> dict[str, int]:
         """Figures since the start of this process; ``waiting`` as of the schedule's last pass here."""
         total = self.total
         return {
             "moved": total.moved, "returned": self.returned, "kept": total.kept, "refused": total.refused,
-            "waiting": self.waiting,
+            "waiting": self.waiting, "given_up": self.given_up,
         }  # fmt: skip
 
     def run_once(
@@ -148,7 +154,11 @@ class Shovel:
 
     def run_scheduled(self) -> ShovelResult:
         """Makes a pass of the schedule, over messages that have not come back ``max_returns`` times. If there are none, it claims
-        nothing."""
+        nothing. With a ``shovel_retry``: a pass over those whose round has come."""
+        text = self._queue().settings.shovel_retry
+        if text:
+            return self._run_rounds(text)
+        self._rounds, self.given_up = None, 0
         limit = self._queue().settings.max_returns
         waiting = self._all_waiting(limit)
         if waiting is None:
@@ -163,6 +173,37 @@ class Shovel:
                 "for a person, see 'ignis sideline'", result.waiting, self._name, limit,
             )  # fmt: skip
         self.waiting = result.waiting
+        return result
+
+    def _run_rounds(self, text: str) -> ShovelResult:
+        if self._rounds is None or self._rounds.text != text:
+            self._rounds = Rounds(text)
+        queue, rounds, result = self._queue(), self._rounds, ShovelResult()
+        self._give_back()
+        now_s, every_s = queue.clock(), queue.settings.shovel_interval_s
+
+        def shards() -> int:
+            queue.main.follow_shards()  # as for `_pass`
+            return queue.main.shards
+
+        for found in rounds.look(queue.sideline, shards, now_s, every_s):
+            result.kept += found.others
+            if found.due:
+                result.kept += len(self._transfer(found.due, result))
+            if self._stop.is_set():
+                break
+        if result.refused:
+            rounds.refused(now_s)
+        result.waiting = rounds.waiting
+        if rounds.given_up > self.given_up:
+            log.warning(
+                "%d message(s) in the sideline of %s have come back %d time(s), as its shovel_retry says: they wait for a "
+                "person, see 'ignis sideline'", rounds.given_up, self._name, rounds.rounds,
+            )  # fmt: skip
+        self.given_up, self.waiting = rounds.given_up, rounds.waiting
+        self.returned += result.moved
+        with self._lock:
+            self.total.add(result)
         return result
 
     def _all_waiting(self, limit: int) -> int | None:
@@ -287,6 +328,11 @@ class Shovel:
             if self._running and not self._passing:
                 self._plan()
 
+    @property
+    def started(self) -> bool:
+        """Whether it passes at its interval."""
+        return self._running
+
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and the one-shot; a pass in progress ends after its batch. Idempotent."""
         with self._lock:
@@ -301,10 +347,22 @@ class Shovel:
     def _plan(self, first: bool = False) -> None:
         """Sets the timer of the next pass; none for the interval 0."""
         self._unplan()
-        interval_s = self._queue().settings.shovel_interval_s
+        settings = self._queue().settings
+        interval_s = settings.shovel_interval_s
         if interval_s:
-            due_s = self._first_due_s(interval_s) if first else interval_s
+            if settings.shovel_retry:
+                due_s = self._next_round_s(settings.shovel_retry, interval_s)
+            else:
+                due_s = self._first_due_s(interval_s) if first else interval_s
             self._timer = timers_of(self._queue().clock).after(due_s, self._scheduled)
+
+    def _next_round_s(self, text: str, interval_s: float) -> float:
+        rounds = self._rounds
+        if rounds is None or rounds.text != text:
+            return random.uniform(
+                0, Rounds(text).wait_s(0.0, interval_s)
+            )  # not all that start at the same time at once
+        return rounds.wait_s(self._queue().clock(), interval_s)
 
     def _first_due_s(self, interval_s: float) -> float:
         try:
@@ -342,7 +400,8 @@ class Shovel:
             result = self.run_scheduled()
             if result.moved:
                 log.info("shovelled %d message(s) of %s", result.moved, self._name)
-            self._note_pass(self._queue().settings.shovel_interval_s)
+            if not self._queue().settings.shovel_retry:
+                self._note_pass(self._queue().settings.shovel_interval_s)
         except Exception as exc:
             log_safely(log, logging.ERROR, "shovel pass of %s failed", self._name, exc_info=exc)
         finally:
@@ -441,8 +500,7 @@ class Shovel:
         self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
     ) -> list[tuple[int, int]]:
         """Moves the messages that may come back; returns (shard, pointer) of those that stay."""
-        queue = self._queue()
-        main, sideline = queue.main, queue.sideline
+        main = self._queue().main
         moving: list[Transfer] = []
         staying: list[tuple[int, int]] = []
         for pointer, record in zip(claim.pointers, claim.records, strict=True):
@@ -453,22 +511,30 @@ class Shovel:
             else:
                 moving.append(Transfer(claim.shard, pointer, fresh, claim.shard % main.shards))
         if moving:
-            left = {(item.shard, item.pointer): None for item in moving}
-            try:
-                for part, moved in in_parts(moving, lambda some: main.store.transfer(sideline.name, main.name, some)):
-                    result.moved += moved
-                    for item in part:
-                        left.pop((item.shard, item.pointer), None)
-            except IgnisError as exc:
-                self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._name, exc)
-                result.refused += len(left)
-                staying += left
+            staying += self._transfer(moving, result)
         return staying
+
+    def _transfer(self, moving: Sequence[Transfer], result: ShovelResult) -> Collection[tuple[int, int]]:
+        """Moves them to the main magazine and counts them; returns (shard, pointer) of those that it refuses."""
+        queue = self._queue()
+        main, sideline = queue.main, queue.sideline
+        left = {(item.shard, item.pointer): None for item in moving}
+        try:
+            for part, moved in in_parts(moving, lambda some: main.store.transfer(sideline.name, main.name, some)):
+                result.moved += moved
+                for item in part:
+                    left.pop((item.shard, item.pointer), None)
+        except IgnisError as exc:
+            self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._name, exc)
+            result.refused += len(left)
+        return left
 
 
 def waits(record: bytes | None, queue: QueueRecord) -> bool:
     """Whether only a person brings this message of the queue's sideline back."""
-    return not queue.shovel_interval_s or _coming_back(record, None, queue.max_returns) is None
+    policy = policy_in(shovel_retry_of(queue))
+    most = queue.max_returns if policy is None else policy.attempts - 1
+    return not queue.shovel_interval_s or _coming_back(record, None, most) is None
 
 
 def _coming_back(record: bytes | None, where: Where | None, max_returns: int | None) -> bytes | None:

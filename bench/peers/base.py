@@ -60,6 +60,10 @@ class Session:
         """One message; on return as durable as the peer's class says."""
         raise NotImplementedError
 
+    def publish_later(self, body: bytes, delay_s: float) -> None:
+        """`publish` of a message that is handed out after so long. Only where `Peer.can_delay`."""
+        raise NotImplementedError
+
     def publish_batch(self, bodies: Sequence[bytes]) -> None:
         """Many messages in the peer's fastest documented way; durable on return, or at the latest after `flush`."""
         for body in bodies:
@@ -117,6 +121,8 @@ class Peer:
     can_batch = True
     can_drain = True
     can_listen = False
+    can_delay = False
+    how_delay = ""
 
     def require(self) -> None:
         """Raises MissingError when something is not installed."""

@@ -24,6 +24,8 @@ class Beanstalkd(Peer):
     how_drain = "reserve-with-timeout 0, then delete, both pipelined; ack: delete"
     how_listen = "reserve (greenstalk); ack: delete"
     can_listen = True
+    can_delay = True
+    how_delay = "put with a delay (greenstalk), whole seconds; reserve"
 
     def __init__(self, durability: str, *, tcp: bool = False) -> None:
         self.durability = durability
@@ -67,6 +69,9 @@ class _BeanstalkdQueue(Session):
 
     def publish(self, body: bytes) -> None:
         self._client.put(body, ttr=_TTR_S)
+
+    def publish_later(self, body: bytes, delay_s: float) -> None:
+        self._client.put(body, ttr=_TTR_S, delay=round(delay_s))
 
     def publish_batch(self, bodies: Sequence[bytes]) -> None:
         for first in range(0, len(bodies), _PIPELINE):

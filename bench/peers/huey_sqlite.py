@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ class HueySqlite(Peer):
     how_publish = "task(body)"
     how_batch = "no bulk call: task(body) each"
     can_batch = False
+    can_delay = True
+    how_delay = "task.schedule(delay=); its consumer, one thread, scheduler every second (the least)"
     how_drain = "dequeue, execute; NO ack: a task is removed before it runs (at most once)"
 
     def __init__(self, durability: str) -> None:
@@ -46,6 +49,26 @@ class _HueyQueue(Session):
 
     def publish(self, body: bytes) -> None:
         self._task(body)
+
+    def publish_later(self, body: bytes, delay_s: float) -> None:
+        self._task.schedule(args=(body,), delay=delay_s)
+
+    def listen(self, count: int, handle: Handle, deadline: float) -> int:
+        """By its own consumer: who is due is found by its scheduler's thread, and taken by polling."""
+        done = 0
+
+        def counting(body: bytes) -> None:
+            nonlocal done
+            handle(body)
+            done += 1
+
+        self._handle = counting
+        consumer = self._huey.create_consumer(workers=1, periodic=False, initial_delay=0.01, max_delay=0.01)
+        consumer.start()
+        while done < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        consumer.stop(graceful=True)
+        return done
 
     def drain(self, limit: int, handle: Handle) -> int:
         self._handle = handle

@@ -23,6 +23,8 @@ class IgnisBroker(Peer):
     how_drain = "client.consume n; ack: one per batch, not waited for; all answers settled at the end"
     how_listen = "subscription; ack: per delivery, not waited for; all answers settled at the end"
     can_listen = True
+    can_delay = True
+    how_delay = "queue.publish(delay=); subscription"
 
     def __init__(self, durability: str = SYNC, *, via: str = "publish_many", settings: Sequence[str] = ()) -> None:
         self.durability = durability
@@ -73,6 +75,9 @@ class BrokerSession(Session):
         self._pointers_of = pointers_of
         self._publisher: Any = self.queue.publisher() if peer.via == "publisher" else None
         self.publish = self.queue.publish
+
+    def publish_later(self, body: bytes, delay_s: float) -> None:
+        self.queue.publish(body, delay=delay_s)
 
     def publish_batch(self, bodies: Sequence[bytes]) -> None:
         if self._publisher is None:

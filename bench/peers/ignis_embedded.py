@@ -23,6 +23,7 @@ class IgnisEmbedded(Peer):
 
     how_publish = "queue.publish"
     can_listen = True
+    can_delay = True
 
     def __init__(
         self, durability: str = SYNC, *, via: str = "publish_many", pool: str = "thread", concurrency: int = 1
@@ -36,6 +37,7 @@ class IgnisEmbedded(Peer):
             "queue.publisher(): send each, flush at the end of the run" if via == "publisher" else "queue.publish_many"
         )
         self.how_drain = f"handler, pool={pool}, concurrency={concurrency}; ack: batched delete, committed in the store"
+        self.how_delay = f"queue.publish(delay=); handler, pool={pool}"
         self.how_listen = f"{'publisher.send' if via == 'publisher' else 'queue.publish'}; handler, pool={pool}"
 
     def require(self) -> None:
@@ -83,6 +85,9 @@ class IgnisSession(Session):
             self._publisher.send(body)
         else:
             self.queue.publish(body)
+
+    def publish_later(self, body: bytes, delay_s: float) -> None:
+        self.queue.publish(body, delay=delay_s)
 
     def publish_batch(self, bodies: Sequence[bytes]) -> None:
         if self._publisher is None:

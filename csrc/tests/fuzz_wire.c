@@ -11,6 +11,7 @@
 #include "ignis_frame.h"
 #include "ignis_record.h"
 #include "ignis_wire.h"
+#include "ignis_wire_ack.h"
 #include "ignis_wire_lone.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -192,6 +193,36 @@ static void read_batches(const uint8_t *src, size_t size)
 
 /* -- a request that came alone ------------------------------------------------------------------------------------- */
 
+/* What is made of its messages for a consumer has them all, in order. */
+static void deliver(const uint8_t *made, size_t made_bytes, uint32_t count)
+{
+    ign_segment segment;
+    ign_frame frame;
+    ign_wire_claims claims;
+    ign_wire_claim claim;
+    size_t used, front = ign_wire_delivery_front(count);
+    REQUIRE(ign_segment_open(made, made_bytes, &segment) == IGN_OK && segment.count == count);
+    uint8_t *bytes = malloc(front + segment.data_len);
+    REQUIRE(bytes != NULL);
+    ign_wire_put_delivery(bytes, 5, 9, 11, &segment);
+    if (segment.data_len != 0)
+        memcpy(bytes + front, segment.data, segment.data_len);
+    REQUIRE(ign_frame_decode(bytes, front + segment.data_len, SIZE_MAX, &frame, &used) == IGN_OK);
+    REQUIRE(used == front + segment.data_len && frame.command == IGN_WIRE_DELIVER && frame.request_id == 5);
+    size_t head = 4 + (size_t)ign_get32(frame.payload);
+    REQUIRE(head <= frame.payload_len);
+    REQUIRE(ign_wire_claims_open(&claims, frame.payload + head, frame.payload_len - head) == IGN_OK);
+    REQUIRE(ign_wire_claims_next(&claims, &claim) == IGN_OK && claim.records == count && claim.shard == 9 && claim.runs == 1);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *entry = segment.base + IGN_SEGMENT_HEADER_BYTES + (size_t)i * IGN_SEGMENT_INDEX_BYTES;
+        uint32_t begin = i == 0 ? 0 : ign_get32(entry - IGN_SEGMENT_INDEX_BYTES), len;
+        const uint8_t *record = ign_wire_claim_take(&claim, &len);
+        REQUIRE(record != NULL && len == ign_get32(entry) - begin && memcmp(record, segment.data + begin, len) == 0);
+    }
+    REQUIRE(ign_wire_claims_next(&claims, &claim) == IGN_EMPTY);
+    free(bytes);
+}
+
 /* The same segment as by the two ways above, or nothing. */
 static void read_lone(const uint8_t *src, size_t size)
 {
@@ -226,6 +257,7 @@ static void read_lone(const uint8_t *src, size_t size)
             ign_segment_begin(other, count, 77);
             ign_segment_finish(other);
             REQUIRE(memcmp(made, other, other_bytes) == 0);
+            deliver(made, other_bytes, count);
             ign_wire_sorter routed = {0};
             if (lone.shard == IGN_WIRE_ANY_SHARD && ign_wire_route(&routed, made, other_bytes, shards, 0, NULL, &bad) == IGN_OK)
                 REQUIRE(count > 1 ? placed == IGN_EMPTY : placed == IGN_FULL || (placed == IGN_OK && routed.groups[0].shard == shard));
@@ -234,6 +266,39 @@ static void read_lone(const uint8_t *src, size_t size)
         ign_wire_sorter_free(&sorter);
         free(other);
         free(made);
+    }
+    free(frame);
+}
+
+/* The same runs as by the way below, each pointer once, or nothing. */
+static void read_ack(const uint8_t *src, size_t size)
+{
+    ign_wire_ack ack;
+    uint8_t *frame = exact(src, size);
+    if (ign_wire_ack_open(&ack, frame, size, SIZE_MAX) == IGN_OK) {
+        const uint8_t *end = frame + size, *payload = frame + IGN_FRAME_HEADER_BYTES;
+        uint32_t runs, count = 0;
+        uint64_t behind = 0;
+        REQUIRE(ack.name > payload && ack.name + ack.name_len == payload + 4 + ign_get32(payload));
+        REQUIRE(ack.pointers == ack.name + ack.name_len && ack.request_id == (int64_t)ign_get64(frame + 6));
+        REQUIRE(ign_wire_pointers_open(ack.pointers, (size_t)(end - ack.pointers), &runs) == IGN_OK);
+        REQUIRE(runs == ack.runs && runs != 0 && runs <= IGN_WIRE_LONE_MOST_RUNS);
+        for (uint32_t i = 0; i < runs; i++) {
+            ign_wire_run run, last;
+            ign_wire_pointers_get(ack.pointers, i, &run);
+            if (i != 0) {
+                ign_wire_pointers_get(ack.pointers, i - 1, &last);
+                REQUIRE(run.shard > last.shard || (run.shard == last.shard && run.first >= behind));
+            }
+            behind = run.first + run.count;
+            count += run.count;
+        }
+        REQUIRE(count == ack.count && count <= IGN_WIRE_LONE_MOST_POINTERS);
+        uint8_t answer[IGN_WIRE_RESULT_FRAME_BYTES];
+        ign_frame made;
+        size_t used, len = ign_wire_put_result(answer, ack.request_id, count);
+        REQUIRE(ign_frame_decode(answer, len, SIZE_MAX, &made, &used) == IGN_OK && used == len);
+        REQUIRE(made.command == IGN_WIRE_RESULT && made.request_id == ack.request_id);
     }
     free(frame);
 }
@@ -300,6 +365,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         uint8_t *payload = exact(frame.payload, frame.payload_len);
         read_lone(data + at, used);
+        read_ack(data + at, used);
         if (frame.command == IGN_WIRE_SEND) {
             used = read_sends(&sorter, data + at, size - at);
         } else if (frame.command == IGN_WIRE_SEND_BATCH) {

@@ -567,7 +567,7 @@ static int load_once(ign_store *store, uint32_t m, uint64_t first, uint32_t coun
         id_of(ids + i * IGN_ID_BYTES, first + i, false);
     ign_store_mark mark;
     ign_store_part part = part_of(batch, 0, 3, first, 0);
-    return ign_store_load_once(store, m, &part, 1, ids, count, forget_hour, now, NULL, &mark);
+    return ign_store_load_once(store, m, &part, 1, NULL, ids, count, forget_hour, now, NULL, &mark);
 }
 
 static uint32_t how_many_known(ign_store *store, uint32_t m, uint64_t first, uint32_t count, uint32_t now)

@@ -5,6 +5,7 @@
 #include "store_batch.h"
 
 #include "../ignis_bytes.h"
+#include "../ignis_store_later.h"
 #include "../ignis_store_parts.h"
 #include "../ignis_store_salvage.h"
 
@@ -320,7 +321,7 @@ static void every_byte(loaded_as kind)
     CHECK_EQ(ign_store_load(store, other, &from, 1, NULL, &mark), IGN_OK);
     ign_store_run run = {.first = from.first, .last = from.first + 1};
     switch (kind) {
-    case ONCE: CHECK_EQ(ign_store_load_once(store, m, parts, 2, ids, 3, 9, 1, NULL, &mark), IGN_OK); break;
+    case ONCE: CHECK_EQ(ign_store_load_once(store, m, parts, 2, NULL, ids, 3, 9, 1, NULL, &mark), IGN_OK); break;
     case CLAIMED: CHECK_EQ(ign_store_load_claimed(store, m, parts, 2, "me", 1, NULL, &mark), IGN_OK); break;
     case MOVED_ON: CHECK_EQ(ign_store_transfer(store, other, &run, 1, m, parts, 2, false, NULL, &mark), IGN_OK); break;
     default: CHECK_EQ(ign_store_load(store, m, parts, 2, NULL, &mark), IGN_OK);
@@ -398,6 +399,57 @@ static void every_byte_with_ids(void)
     every_byte(ONCE);
 }
 
+/* The same of delayed messages with ids: of the messages one is lost at most, and of the ids, which the main magazine knows. Times that do
+ * not hold are no longer spoken of. */
+static void every_byte_with_ids_and_times(void)
+{
+    static uint8_t first[BATCH_MAX], second[BATCH_MAX];
+    ign_store_io *io = open_without_flushes();
+    ign_store *store = open_small(io);
+    uint32_t m = declare(store), later;
+    ign_store_mark mark;
+    uint8_t ids[3 * IGN_STORE_ID_BYTES];
+    uint64_t dues[6] = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 21, 1 << 21}, next;
+    memset(ids, 7, sizeof ids);
+    ids[16]++;
+    ids[32]--;
+    CHECK_EQ(ign_store_declare_later(store, m, "m later", 2, &later, NULL, &mark), IGN_OK);
+    ign_store_part parts[2] = {{.shard = 0, .batch = first, .bytes = batch_make(first, 4, 5, 21)},
+                               {.shard = 1, .batch = second, .bytes = batch_make(second, 2, 9, 21)}};
+    CHECK_EQ(ign_store_load_once(store, later, parts, 2, dues, ids, 3, 9, 1, NULL, &mark), IGN_OK);
+    uint64_t end = mark.position;
+    ign_slice at = slice_at(store, later, parts[0].first);
+    load(store, m, 3, 20);
+    flush(store);
+    ign_store_close(store);
+    CHECK_EQ(io->list(io, remove_control, io), 0);
+    save(io);
+    unsigned lost = 0, at_once = 0;
+    for (uint64_t byte = at.position; byte < end; byte++) {
+        char name[IGN_STORE_NAME_MAX];
+        unsigned unreadable;
+        bool known[3];
+        restore(io);
+        ign_segment_name(name, at.generation, at.number);
+        flip(io, name, at.file_offset - at.offset + byte - at.position);
+        store = open_small(io);
+        CHECK(readable(store, m, &unreadable) == bits(20, 22) && unreadable == 0);
+        uint64_t seen = readable(store, later, &unreadable), all = bits(5, 10);
+        CHECK((seen & ~all) == 0 && (uint64_t)__builtin_popcountll(all & ~seen) <= 1);
+        lost += seen != all;
+        CHECK_EQ(ign_store_known_ids(store, m, 1, ids, 3, known), IGN_OK);
+        CHECK((known[0] + known[1] + known[2]) >= 2);
+        CHECK_EQ(ign_store_next_due(store, m, &next), IGN_OK);
+        CHECK(next == 1 << 20 || next == 0);
+        at_once += next == 0;
+        kill_all(store);
+    }
+    CHECK(lost >= 6 * 21 && lost <= 6 * 25);
+    CHECK(at_once > 0 && at_once <= 2 * IGN_DUES_BYTES + IGN_DUES_END + 8);
+    let_go();
+    store_dir_close(io);
+}
+
 static void every_byte_with_a_claim(void)
 {
     every_byte(CLAIMED);
@@ -427,7 +479,7 @@ static void every_byte_of_a_lone_one(loaded_as kind)
     uint64_t retired;
     CHECK_EQ(ign_store_retire(store, m, &older, 1, false, &retired, NULL, &mark), IGN_OK);
     switch (kind) {
-    case ONCE: CHECK_EQ(ign_store_load_once(store, m, &part, 1, id, 1, 9, 1, NULL, &mark), IGN_OK); break;
+    case ONCE: CHECK_EQ(ign_store_load_once(store, m, &part, 1, NULL, id, 1, 9, 1, NULL, &mark), IGN_OK); break;
     case CLAIMED: CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, NULL, &mark), IGN_OK); break;
     case MOVED_ON: CHECK_EQ(ign_store_transfer(store, other, &run, 1, m, &part, 1, false, NULL, &mark), IGN_OK); break;
     default: CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
@@ -738,6 +790,7 @@ MAIN("store_damage", {
     RUN(the_last_pointers);
     RUN(every_byte_of_a_load);
     RUN(every_byte_with_ids);
+    RUN(every_byte_with_ids_and_times);
     RUN(every_byte_with_a_claim);
     RUN(every_byte_of_a_transfer);
     RUN(every_byte_of_one);

@@ -398,6 +398,17 @@ static void a_step_of_the_clock(void)
     end(&w);
 }
 
+/* Who sleeps until the beginning of a millisecond does not sleep to its end. */
+static void to_the_moment(void)
+{
+    CHECK_EQ(ign_due_in_ns(7, 7, 0), 0);
+    CHECK_EQ(ign_due_in_ns(7, 8, 999999), 0);
+    CHECK_EQ(ign_due_in_ns(8, 7, 0), 1000000);
+    CHECK_EQ(ign_due_in_ns(8, 7, 999999), 1);
+    CHECK_EQ(ign_due_in_ns(1007, 7, 250000), 999750000);
+    CHECK_EQ(ign_due_in_ns(IGN_DUE_MAX, 0, 1), UINT64_MAX);
+}
+
 static void expires_on_the_way(void)
 {
     world w;
@@ -418,6 +429,26 @@ static void expires_on_the_way(void)
     CHECK_EQ(ign_store_shard(w.store, w.later, 1, &shard), IGN_OK);
     CHECK_EQ(shard.expired, 3);
     CHECK_EQ(shard.living, 0);
+    end(&w);
+}
+
+static void a_claim_tells_what_expired_on_the_way(void)
+{
+    world w;
+    uint64_t dues[3] = {10, 11, 12};
+    uint16_t expired[IGN_STORE_MAX_SHARDS];
+    ign_slice slices[8];
+    ign_store_mark mark;
+    begin(&w);
+    put_until(&w, 1, 3, dues, 11);
+    put_until(&w, 2, 1, dues, 50);
+    ign_store_fire claim = {.limit = 8, .max_bytes = 1 << 20, .owner = "o", .ms = 11, .slices = slices, .room = 8, .expired = expired};
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_OK);
+    CHECK_EQ(claim.late, 2);
+    CHECK_EQ(claim.count, 1);
+    claim.ms = 12;
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(claim.late, 3);
     end(&w);
 }
 
@@ -634,6 +665,51 @@ static void pages_of_one_time(void)
     end(&w);
 }
 
+static int put_once(world *w, uint32_t magazine, const uint64_t *dues, uint8_t key)
+{
+    static uint8_t batch[BATCH_MAX];
+    uint8_t id[IGN_STORE_ID_BYTES];
+    ign_store_mark mark;
+    memset(id, key, sizeof id);
+    ign_store_part part = {.shard = 1, .batch = batch, .bytes = batch_make_until(batch, 1, w->known + 1, 24, 0)};
+    int rc = ign_store_load_once(w->store, magazine, &part, 1, dues, id, 1, 1000, 1, NULL, &mark);
+    if (rc == IGN_OK)
+        w->shard[++w->known] = 1;
+    return rc;
+}
+
+/* Once is once: whether the first one was delayed or the second, and over an opening and a due time. */
+static void once_and_delayed(void)
+{
+    world w;
+    uint64_t ids[8], due = 30;
+    uint8_t id[IGN_STORE_ID_BYTES];
+    bool known;
+    begin(&w);
+    CHECK_EQ(put_once(&w, w.later, &due, 1), IGN_OK);
+    CHECK_EQ(put_once(&w, w.main, NULL, 2), IGN_OK);
+    for (int again = 0; again < 3; again++) {
+        for (uint8_t key = 1; key <= 2; key++) {
+            CHECK_EQ(put_once(&w, w.later, &due, key), IGN_E_MISMATCH);
+            CHECK_EQ(put_once(&w, w.main, NULL, key), IGN_E_MISMATCH);
+            memset(id, key, sizeof id);
+            CHECK_EQ(ign_store_known_ids(w.store, w.main, 1, id, 1, &known), IGN_OK);
+            CHECK(known);
+            CHECK_EQ(ign_store_known_ids(w.store, w.later, 1, id, 1, &known), IGN_OK);
+            CHECK(!known);
+        }
+        if (again == 0)
+            CHECK_EQ(fire(&w, 29, ids, 8), 1);
+        if (again == 1)
+            CHECK_EQ(fire(&w, 30, ids, 8), 1);
+        ign_store_close(w.store);
+        CHECK_EQ(ign_store_open(&w.store, w.io, &small), IGN_OK);
+    }
+    CHECK_EQ(put_once(&w, w.later, NULL, 3), IGN_OK); /* without times: due at once */
+    CHECK_EQ(put_once(&w, w.main, &due, 4), IGN_E_INVALID);
+    end(&w);
+}
+
 /* Times that were damaged are not believed: what they were of is due at once. */
 static void damaged_times(void)
 {
@@ -664,7 +740,9 @@ MAIN("store_due", {
     RUN(moves_what_is_due);
     RUN(few_of_many);
     RUN(a_step_of_the_clock);
+    RUN(to_the_moment);
     RUN(expires_on_the_way);
+    RUN(a_claim_tells_what_expired_on_the_way);
     RUN(both_go_together);
     RUN(come_and_go);
     RUN(pages_of_one_time);
@@ -672,4 +750,5 @@ MAIN("store_due", {
     RUN(a_bound_holds);
     RUN(moved_at_the_bound);
     RUN(damaged_times);
+    RUN(once_and_delayed);
 })

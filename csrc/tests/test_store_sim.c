@@ -137,7 +137,7 @@ static int load_as(ign_store *store, load_kind kind, ign_store_part *part, unsig
     switch (kind) {
     case AT_ONCE: return ign_store_load(store, magazine, part, 1, &(ign_store_how){.at_once = true}, mark);
     case FENCED: return ign_store_load(store, magazine, part, 1, &(ign_store_how){.fence = &change}, mark);
-    case ONCE: return ign_store_load_once(store, magazine, part, 1, id, 1, key < FORGOTTEN ? 2 : 1000, hour, NULL, mark);
+    case ONCE: return ign_store_load_once(store, magazine, part, 1, NULL, id, 1, key < FORGOTTEN ? 2 : 1000, hour, NULL, mark);
     case CLAIMED: return ign_store_load_claimed(store, magazine, part, 1, "one", machine.clock, NULL, mark);
     default: return ign_store_load(store, magazine, part, 1, NULL, mark);
     }
@@ -209,12 +209,15 @@ static void load_some(ign_store *store, bool flush)
     load_some_as(store, PLAIN, flush);
 }
 
-/* Messages that wait for their time, and are where the others are when it is over. */
+/* Messages that wait for their time, and are where the others are when it is over; with a key, once. */
 static void put_later(ign_store *store, bool flush)
 {
-    uint8_t batch[1024];
+    uint8_t batch[1024], id[IGN_STORE_ID_BYTES];
     uint64_t dues[4];
     uint32_t later;
+    unsigned key = sim_below(2) == 0 ? 1 + (unsigned)sim_below(KEYS - 1) : 0;
+    if (key != 0 && key < FORGOTTEN && hour > 1)
+        key = 0;
     ign_store_mark mark;
     int rc = ign_store_declare_later(store, magazine, "m later", 1, &later, NULL, &mark);
     REQUIRE(rc == IGN_OK || allowed(rc));
@@ -226,21 +229,33 @@ static void put_later(ign_store *store, bool flush)
         model[first + i].sent = true;
         model[first + i].retiring = model[first + i].left = purges != 0; /* it may be moved in front of what retires all that waits */
         model[first + i].load = first;
+        model[first + i].key = key;
         dues[i] = machine.clock + sim_below(sim_below(2) == 0 ? 40 : 4000000);
     }
     ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
-    rc = ign_store_load_later(store, later, &part, 1, dues, NULL, &mark);
-    TELL("later %u x %u: %d\n", first, count, rc);
+    if (key != 0) {
+        keys[key].sent++;
+        id_of_key(id, key);
+        rc = ign_store_load_once(store, later, &part, 1, dues, id, 1, key < FORGOTTEN ? 2 : 1000, hour, NULL, &mark);
+    } else
+        rc = ign_store_load_later(store, later, &part, 1, dues, NULL, &mark);
+    TELL("later %u x %u key %u: %d\n", first, count, key, rc);
+    bool nothing = key != 0 && refused_as_it_may(ONCE, rc, key, 0, 0, 0);
     /* The declaration was not flushed: a flush of another process that is refused in between takes it along. */
-    REQUIRE(rc == IGN_OK || allowed(rc) || (disk_fails && rc == IGN_E_UNKNOWN));
+    REQUIRE(rc == IGN_OK || nothing || allowed(rc) || (disk_fails && rc == IGN_E_UNKNOWN));
+    if (key != 0 && !nothing) {
+        keys[key].there = keys[key].there || rc == IGN_OK;
+        keys[key].doubt = keys[key].doubt || rc != IGN_OK;
+    }
     int flushed = rc == IGN_OK && flush ? ign_store_flush(store, &mark, true) : IGN_OK;
     REQUIRE(flushed == IGN_OK || allowed(flushed));
     for (uint32_t i = 0; i < count; i++) {
         message *m = &model[first + i];
         m->there = rc == IGN_OK;
+        m->never = nothing;
         m->durable = rc == IGN_OK && flush && flushed == IGN_OK;
         m->refused = rc == IGN_E_FAILED || rc == IGN_E_NO_ROOM || flushed == IGN_E_FAILED;
-        m->doubt = !m->refused && (rc != IGN_OK || flushed != IGN_OK);
+        m->doubt = !m->refused && !nothing && (rc != IGN_OK || flushed != IGN_OK);
     }
 }
 

@@ -235,6 +235,31 @@ static void the_answer(void)
     CHECK(memcmp(made, expected, sizeof expected) == 0);
 }
 
+/* A claim of one run, as the broker's own frames have it; the records follow as they lie in the segment. */
+static void a_delivery(void)
+{
+    static const uint8_t expected[] = {
+        0, 0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 8, /* the frame, its length below */
+        0, 0, 0, 4, 0x93, 0xC2, 0, 0x80,           /* [more = false, expired = 0, holes = {}] */
+        0, 0, 0, 1, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1,  /* one claim: shard 3, two records, one run */
+        0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 2,        /* pointers 256 and 257 */
+    };
+    uint8_t bytes[1024], made[256];
+    ign_segment segment;
+    size_t size = put_segment(bytes, 2, "k"), front = ign_wire_delivery_front(2);
+    CHECK_EQ(ign_segment_open(bytes, size, &segment), IGN_OK);
+    CHECK_EQ(front, sizeof expected + 8);
+    uint8_t *exactly = malloc(front);
+    CHECK(exactly != NULL);
+    ign_wire_put_delivery(exactly, 8, 3, 256, &segment);
+    memcpy(made, exactly, front);
+    free(exactly);
+    CHECK_EQ(ign_get32(made), front - 4 + segment.data_len);
+    CHECK(memcmp(made + 4, expected + 4, sizeof expected - 4) == 0);
+    CHECK_EQ(ign_get32(made + sizeof expected), segment.data_len / 2);
+    CHECK_EQ(ign_get32(made + sizeof expected + 4), segment.data_len / 2);
+}
+
 MAIN("wire_lone", {
     RUN(a_send);
     RUN(a_batch);
@@ -242,4 +267,5 @@ MAIN("wire_lone", {
     RUN(a_record_of_another_version);
     RUN(what_is_not_one_alone);
     RUN(the_answer);
+    RUN(a_delivery);
 })

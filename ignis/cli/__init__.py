@@ -8,40 +8,48 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import click
+from ignis.loading import end_if_command
 
-from ignis._version import __version__
-from ignis.broker.auth.permissions import words_for
-from ignis.cli import exit_codes, output
-from ignis.cli.autoscale import autoscale
-from ignis.cli.bench import bench
-from ignis.cli.broker import broker
-from ignis.cli.completion import answer, completion
-from ignis.cli.consume import consume
-from ignis.cli.demo import demo
-from ignis.cli.doctor import doctor
-from ignis.cli.inspection import peek, queues, stats
-from ignis.cli.later import later
-from ignis.cli.leader import leader
-from ignis.cli.pipeline import pipeline
-from ignis.cli.publish import publish
-from ignis.cli.queue import queue
-from ignis.cli.relay import relay
-from ignis.cli.schedules import schedules
-from ignis.cli.sideline import sideline
-from ignis.cli.state import State, common_options
-from ignis.cli.worker import sweep, worker
-from ignis.cli.workers import workers
-from ignis.errors import PermissionDeniedError
-from ignis.escaping import escape_uncaught, print_trace
-from ignis.urls import masked
+try:
+    import click
+
+    from ignis._version import __version__
+    from ignis.broker.auth.permissions import words_for
+    from ignis.cli import exit_codes, output
+    from ignis.cli.autoscale import autoscale
+    from ignis.cli.bench import bench
+    from ignis.cli.broker import broker
+    from ignis.cli.completion import answer, completion
+    from ignis.cli.console import console
+    from ignis.cli.consume import consume
+    from ignis.cli.demo import demo
+    from ignis.cli.doctor import doctor
+    from ignis.cli.inspection import peek, queues, stats
+    from ignis.cli.later import later
+    from ignis.cli.leader import leader
+    from ignis.cli.pipeline import pipeline
+    from ignis.cli.publish import publish
+    from ignis.cli.queue import queue
+    from ignis.cli.relay import relay
+    from ignis.cli.schedules import schedules
+    from ignis.cli.sideline import sideline
+    from ignis.cli.state import State, common_options
+    from ignis.cli.worker import sweep, worker
+    from ignis.cli.workers import workers
+    from ignis.errors import PermissionDeniedError
+    from ignis.escaping import escape_uncaught, print_trace
+    from ignis.urls import masked
+except KeyboardInterrupt:
+    end_if_command()
+    raise
 
 __all__ = ["cli", "main"]
 
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 error, 2 usage or setting, 3 no store there or it cannot be opened, "
-    "4 held by another process, 5 no such queue or nothing in it, 130 interrupted, 141 the output's reader went away."
+    "4 another process holds the leadership, the lock or the address, 5 no such queue or nothing in it, 130 interrupted, "
+    "141 the output's reader went away."
 )
 
 
@@ -56,7 +64,7 @@ def cli(context: click.Context) -> None:
 
 for command in (
     worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
-    broker, pipeline, doctor, demo, bench, completion,
+    broker, console, pipeline, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -67,14 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None = ``sys.argv[1:]``.
     """
-    closed = _open_standard_streams()
-    if argv is None:
-        escape_uncaught()
-    if argv is None and (answered := answer(cli)) is not None:
-        return answered
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
+        closed = _open_standard_streams()
+        if argv is None:
+            escape_uncaught()
+        if argv is None and (answered := answer(cli)) is not None:
+            return answered
         # Not cli.main(): it would end the process on a closed pipe with a code that says nothing.
         with cli.make_context("ignis", list(arguments), obj=State(output_closed="stdout" in closed)) as context:
             code: Any = cli.invoke(context)

@@ -17,6 +17,7 @@ from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
 from ignis.control.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.errors import ConfigError
 from ignis.leader import make_leader
+from ignis.service_notify import ServiceNotifier
 from ignis.stop_signals import stop_signals
 
 __all__ = ["autoscale"]
@@ -108,6 +109,8 @@ def autoscale(
             else:
                 output.remark(f"serving {endpoint.url}/scale")
         scaler.start()
+        service = closing.enter_context(ServiceNotifier(stop.is_set))
+        service.ready()
         while not stop.wait(0.5):
             pass
     return exit_codes.OK

@@ -17,7 +17,8 @@ from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve, shown
-from ignis.errors import ConfigError
+from ignis.errors import AddressInUseError, ConfigError
+from ignis.service_notify import ServiceNotifier
 from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ __all__ = ["broker"]
 @click.option(
     "--health-bind",
     metavar="[HOST:]PORT",
-    help="Serve /healthz and /metrics there over HTTP; HOST is loopback by default.",
+    help="Serve /livez, /readyz, /healthz and /metrics there over HTTP; HOST is loopback by default.",
 )
 @click.option("--public-bind", is_flag=True, help="Allow --health-bind an address that others can reach.")
 @common_options
@@ -134,7 +135,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     made: Broker, health_bind: str | None, public: bool, started: Callable[[HttpEndpoint | None], Any]
 ) -> None:
-    from ignis.broker.server.health import broker_endpoint
+    from ignis.broker.server.health import broker_endpoint, loop_answers
 
     signals = 0
 
@@ -153,15 +154,18 @@ async def _serve(
     for number in stop_signals():
         loop.add_signal_handler(number, on_signal, number)
     health = None
+    service = ServiceNotifier(lambda: made.state.draining, lambda: loop_answers(made))
     try:
         if health_bind is not None:
             health = broker_endpoint(health_bind, made, public=public)
+        service.ready()
         started(health)
         await made.run()
-    except ConfigError:
+    except (AddressInUseError, ConfigError):
         await made.stop(0)
         raise
     finally:
+        await loop.run_in_executor(None, service.close)
         if health is not None:
             await loop.run_in_executor(None, health.close)
 

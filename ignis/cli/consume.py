@@ -19,9 +19,9 @@ from types import FrameType
 import click
 
 from ignis.cli import exit_codes, output
-from ignis.cli.inspection import message_dict
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.control.inspection import message_dict
 from ignis.errors import ConfigError, IgnisError, PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record

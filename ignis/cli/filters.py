@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import click
 
 from ignis.config import parse_duration_s
-from ignis.errors import ConfigError, UnreadableMessageError
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
+from ignis.errors import ConfigError
+from ignis.message import REASONS
+from ignis.message_filter import UNKNOWN, Filter
 
-__all__ = ["UNKNOWN", "Filter", "filter_options", "message_ids", "reason_option"]
+__all__ = ["filter_options", "message_ids", "reason_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-UNKNOWN = "unknown"
-"""The reason of what is in a sideline and does not say why."""
 
 reason_option = click.option(
     "--reason",
@@ -46,54 +43,6 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
         return None if value is None else parse_duration_s(value, "--older-than")
     except ConfigError as exc:
         raise click.BadParameter(str(exc)) from None
-
-
-class Filter(NamedTuple):
-    """Messages that meet every condition."""
-
-    ids: tuple[str, ...] = ()
-    key: str | None = None
-    older_than: float | None = None
-    reasons: tuple[str, ...] = ()
-    error: str | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether there is any condition."""
-        return self != Filter()
-
-    def matches(self, record: bytes | None) -> bool:
-        """Whether a stored record is meant; None is one that does not match its checksum."""
-        try:
-            message = None if record is None else Message.from_bytes(record)
-            return self._reason_fits(message) and self._fits(message)
-        except UnreadableMessageError:
-            # Of such a record nothing is known but that.
-            return REASON_UNREADABLE in self.reasons and self._replace(reasons=()) == Filter()
-
-    def fits(self, message: Message) -> bool:
-        """Whether a message that could be read is meant."""
-        return self._reason_fits(message) and self._fits(message)
-
-    def _reason_fits(self, message: Message | None) -> bool:
-        if not self.reasons:
-            return True
-        return (REASON_CORRUPT if message is None else message.reason or UNKNOWN) in self.reasons
-
-    def _fits(self, message: Message | None) -> bool:
-        if message is None:
-            return self._replace(reasons=()) == Filter()
-        if self.ids and message.id not in self.ids:
-            return False
-        if self.key is not None and message.key != self.key:
-            return False
-        if self.error is not None and self.error not in (message.error or ""):
-            return False
-        if self.older_than is None:
-            return True
-        failed_ms = message.failed_at_ms if message.reason is not None else None
-        since_s = message.enqueued_at_us / 1e6 if failed_ms is None else failed_ms / 1000
-        return time.time() - since_s > self.older_than
 
 
 def filter_options(*, failures: bool) -> Callable[[F], F]:

@@ -11,15 +11,12 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.control.inspection import Row, message_dict, queue_settings, queue_state
 from ignis.control.queue_depths import queue_depths, shard_states
-from ignis.control.refresher import EXPIRED
-from ignis.deadlines import on_expiry_of
-from ignis.errors import UnreadableMessageError
-from ignis.message import REASON_CORRUPT, Message
 from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
-__all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
+__all__ = ["peek", "queues", "stats"]
 
 
 @click.command()
@@ -33,7 +30,7 @@ def queues(state: State, everything: bool) -> int:
         found = [(record, queue_depths(store, record)) for record in records]
         unknown = store.queues_unknown
     if state.json:
-        output.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
+        output.document({"queues": [{**depths, **queue_settings(record)} for record, depths in found]})
         return exit_codes.OK
     if not found:
         output.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
@@ -136,7 +133,7 @@ def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> 
         return exit_codes.OK
     shown: dict[str, Any] = {
         **depths[0],
-        **_settings(records[0]),
+        **queue_settings(records[0]),
     }
     shown.pop("queue")
     output.pairs(shown, title=f"queue {queue}")
@@ -162,7 +159,7 @@ def _stats_json(
     if queue is None:
         output.document({"store": figures, "queues": depths})
         return
-    out = {**depths[0], **_settings(records[0])}
+    out = {**depths[0], **queue_settings(records[0])}
     if states is not None:
         out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
     output.document(out)
@@ -190,9 +187,6 @@ def peek(state: State, queue: str, limit: int, everything: bool) -> int:
         return exit_codes.NOTHING
     show_messages(state, rows, failures=False)
     return exit_codes.OK
-
-
-Row = tuple[int, int, "bytes | None"]
 
 
 def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
@@ -230,17 +224,6 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
     output.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
 
 
-def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
-    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``."""
-    place: dict[str, Any] = {"shard": shard, "pointer": pointer}
-    if record is None:
-        return {**place, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
-    try:
-        return {**place, **Message.from_bytes(record).as_dict()}
-    except UnreadableMessageError as exc:
-        return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
-
-
 def _counted(depths: dict[str, Any]) -> list[int]:
     names = (
         "pending",
@@ -253,37 +236,6 @@ def _counted(depths: dict[str, Any]) -> list[int]:
         "sideline_expired",
     )
     return [depths[name] for name in names]
-
-
-def _settings(record: QueueRecord) -> dict[str, Any]:
-    names = (
-        "active",
-        "shards",
-        "durability",
-        "codec",
-        "handler_type",
-        "concurrency",
-        "message_expiry_s",
-        "queue_expiry_s",
-        "stuck_after_s",
-        "shovel_interval_s",
-        "max_returns",
-        "created_at_ms",
-    )
-    found = {name: getattr(record, name) for name in names}
-    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record)}
-
-
-def queue_state(record: QueueRecord) -> str:
-    """What the store knows of it: ``active``, ``paused`` (its consumers claim nothing), ``publish only`` (no consumers wanted),
-    ``no handler`` (no application has ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
-    if not record.active:
-        return "expired" if EXPIRED in record.extra else "inactive"
-    if PAUSED in record.extra:
-        return "paused"
-    if not record.handler_type:
-        return "no handler"
-    return "active" if record.concurrency else "publish only"
 
 
 def _handler(record: QueueRecord) -> str:

@@ -51,6 +51,12 @@ _decode = msgspec.json.Decoder().decode
     metavar="TIME",
     help="... or before that time, with its time zone: 2030-01-31T08:00+01:00, 2030-01-31T07:00Z.",
 )
+@click.option(
+    "--expires-in",
+    metavar="DURATION",
+    help="No handler begins with a message after so long from when it was read: 90s, 10m.",
+)
+@click.option("--expires-at", metavar="TIME", help="... or after that time, with its time zone.")
 @click.option("--create", is_flag=True, help="Make the queue, and the store, when they do not exist.")
 @click.option("--skip-bad", is_flag=True, help="Count lines that are not JSON, and go on.")
 @common_options
@@ -62,6 +68,8 @@ def publish(
     kind: str | None,
     delay: str | None,
     at: str | None,
+    expires_in: str | None,
+    expires_at: str | None,
     create: bool,
     skip_bad: bool,
 ) -> int:
@@ -73,7 +81,7 @@ def publish(
     if key_field and kind == "raw":
         raise click.UsageError("--key looks into JSON: it cannot go with --type raw")
     check_name(queue_name)
-    when = _due(delay, at)
+    when = _times("delay", delay, "at", at) | _times("expires_in", expires_in, "expires_at", expires_at)
     counts = _Counts(queue_name)
     with state.app(create=create) as app:
         queue = _open_queue(app, queue_name, kind, create)
@@ -86,22 +94,25 @@ def publish(
     return exit_codes.OK
 
 
-def _due(delay: str | None, at: str | None) -> dict[str, Any]:
-    """What `Publisher.send` is told about the time. Raises UsageError, ConfigError."""
-    if delay is not None and at is not None:
-        raise click.UsageError("--delay and --at: give one of them")
-    if delay is not None:
-        return {"delay": parse_duration_s(delay, "--delay")}
-    if at is None:
+def _times(name: str, duration: str | None, moment_name: str, moment: str | None) -> dict[str, Any]:
+    """What `Publisher.send` is told about a time, given as one of the two. Raises UsageError, ConfigError."""
+    option, other = (f"--{one.replace('_', '-')}" for one in (name, moment_name))
+    if duration is not None and moment is not None:
+        raise click.UsageError(f"{option} and {other}: give one of them")
+    if duration is not None:
+        return {name: parse_duration_s(duration, option)}
+    if moment is None:
         return {}
     try:
         # Python 3.10 does not know the Z.
-        moment = datetime.fromisoformat(at[:-1] + "+00:00" if at[-1:] in ("Z", "z") else at)
+        at = datetime.fromisoformat(moment[:-1] + "+00:00" if moment[-1:] in ("Z", "z") else moment)
     except ValueError as exc:
-        raise click.UsageError(f"--at: {exc}; give a time such as 2030-01-31T08:00+01:00") from None
-    if moment.utcoffset() is None:
-        raise click.UsageError(f"--at {at}: without a time zone nobody can tell when it is; write {at}Z or {at}+01:00")
-    return {"at": moment}
+        raise click.UsageError(f"{other}: {exc}; give a time such as 2030-01-31T08:00+01:00") from None
+    if at.utcoffset() is None:
+        raise click.UsageError(
+            f"{other} {moment}: without a time zone nobody can tell when it is; write {moment}Z or {moment}+01:00"
+        )
+    return {moment_name: at}
 
 
 def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:

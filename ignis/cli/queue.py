@@ -11,7 +11,7 @@ from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
-from ignis.cli.filters import Filter, filter_options, message_ids
+from ignis.cli.filters import filter_options, message_ids
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
@@ -19,6 +19,7 @@ from ignis.control.queue_depths import queue_depths
 from ignis.deadlines import on_expiry_of
 from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message_filter import Filter
 from ignis.pausing import store_pause
 from ignis.storage.base import QueueRecord, Store
 

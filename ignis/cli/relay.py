@@ -14,6 +14,7 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.relay import Relay
+from ignis.service_notify import ServiceNotifier
 from ignis.stop_signals import stop_signals
 from ignis.urls import redacted
 
@@ -43,7 +44,8 @@ def relay(state: State, directory: str) -> int:
     with state.app(create=True) as app:
         running = Relay(app, directory)
         ended = threading.Event()
-        announcer = threading.Thread(target=_announce, args=(state, running, ended), daemon=True)
+        service = ServiceNotifier(lambda: running.stopping)
+        announcer = threading.Thread(target=_announce, args=(state, running, ended, service), daemon=True)
 
         def stop(number: int, frame: FrameType | None) -> None:
             running.request_stop()
@@ -54,6 +56,7 @@ def relay(state: State, directory: str) -> int:
         try:
             running.run()
         finally:
+            service.close()
             ended.set()
             announcer.join(_ANNOUNCER_S)  # a daemon: a standard output that nobody reads must not keep us
     figures = running.stats()
@@ -64,11 +67,12 @@ def relay(state: State, directory: str) -> int:
     return exit_codes.OK
 
 
-def _announce(state: State, running: Relay, ended: threading.Event) -> None:
+def _announce(state: State, running: Relay, ended: threading.Event, service: ServiceNotifier) -> None:
     """Says that it runs, once it does: whoever waits for this line may publish, and may send signals."""
     while not running.running:
         if ended.wait(0.005):
             return
+    service.ready()
     directory, url = str(running.directory.path), redacted(running.app.url)
     if state.json:
         output.event({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any
-
 import click
 
 from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
-from ignis.cli.filters import UNKNOWN, Filter, filter_options, reason_option
-from ignis.cli.inspection import Row, show_messages
+from ignis.cli.filters import filter_options, reason_option
+from ignis.cli.inspection import show_messages
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
+from ignis.control.inspection import Row, failure_of, scan_magazine, sideline_reasons
 from ignis.control.queue_depths import shard_states
-from ignis.errors import QueueNotFoundError, UnreadableMessageError
+from ignis.errors import UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
-from ignis.shovel import ShovelResult, waits
-from ignis.storage.base import Store
+from ignis.message import Message
+from ignis.message_filter import AtMost, Filter
+from ignis.shovel import ShovelResult
 
-__all__ = ["sideline", "sideline_reasons"]
-
-_PAGE = 1_000
+__all__ = ["sideline"]
 
 
 @click.group()
@@ -45,8 +38,8 @@ def sideline() -> None:
 @pass_state
 def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
     """Counts what is in QUEUE's sideline by reason, with the time since the oldest and the newest failure and the most frequent
-    error; --older-than elsewhere goes by that time. What is waiting has come back as
-    often as max_returns says, or cannot, or was given up by its handler's retry: only 'ignis sideline shovel' brings it back."""
+    error; --older-than elsewhere goes by that time. What is waiting has come back as often as max_returns or shovel_retry
+    says, or cannot, or was given up by its handler's retry: only 'ignis sideline shovel' brings it back."""
     with state.store() as store:
         queue_record(store, queue)
         found = sideline_reasons(store, queue, limit=limit)
@@ -102,8 +95,8 @@ def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...],
     with state.store() as store:
         queue_record(store, queue)
         rows: list[Row] = []
-        for row in _scan(store, queue + SIDELINE_SUFFIX):
-            if not reasons or _failure_of(row)[0] in reasons:
+        for row in scan_magazine(store, queue + SIDELINE_SUFFIX):
+            if not reasons or failure_of(row)[0] in reasons:
                 rows.append(row)
                 if len(rows) == limit:
                     break
@@ -173,7 +166,7 @@ def shovel_command(
     state.log_to_stderr("warning")
     with state.app() as app:
         queue_record(app.store, queue)
-        where = _AtMost(wanted, limit) if wanted.given else None
+        where = AtMost(wanted, limit) if wanted.given else None
         with counted(state, "shovelling") as progress:
             result: ShovelResult = app.queue(queue).shovel.run_until_done(
                 retry_for,
@@ -230,99 +223,3 @@ def drop_command(state: State, queue: str, wanted: Filter, limit: int | None, dr
     where = f"the sideline of {queue}"
     report_removed(state, queue, where, removed, 0, dry_run=dry_run, looked_at=looked_at if wanted.given else None)
     return exit_codes.OK
-
-
-class _AtMost:
-    """The filter of a shovel pass, which lets at most ``limit`` messages through. Shared by its workers."""
-
-    def __init__(self, wanted: Filter, limit: int | None) -> None:
-        self._wanted = wanted
-        self._left = limit
-        self._lock = threading.Lock()
-
-    def __call__(self, message: Message) -> bool:
-        if not self._wanted.fits(message):
-            return False
-        if self._left is None:
-            return True
-        with self._lock:
-            taken = self._left > 0
-            self._left -= taken
-            return taken
-
-
-class Reason:
-    """What one reason adds up to. Ages in seconds since the failure; ``waiting``: those that only a person brings back."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.waiting = 0
-        self.oldest_s: float | None = None
-        self.newest_s: float | None = None
-        self.errors: Counter[str] = Counter()
-
-    def add(self, error: str | None, age_s: float | None) -> None:
-        self.count += 1
-        # A handler that puts an id into every error must not make this as large as the sideline.
-        if error and (error in self.errors or len(self.errors) < 1_000):
-            self.errors[error] += 1
-        if age_s is not None:
-            self.oldest_s = age_s if self.oldest_s is None else max(self.oldest_s, age_s)
-            self.newest_s = age_s if self.newest_s is None else min(self.newest_s, age_s)
-
-    def commonest(self) -> tuple[str, int]:
-        return self.errors.most_common(1)[0] if self.errors else ("", 0)
-
-    def as_dict(self) -> dict[str, Any]:
-        errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]
-        return {
-            "count": self.count,
-            "waiting": self.waiting,
-            "oldest_age_s": self.oldest_s,
-            "newest_age_s": self.newest_s,
-            "errors": errors,
-        }
-
-
-def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
-    """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
-    now_s = time.time()
-    found: dict[str, Reason] = {}
-    record = store.queues.get(queue)
-    for seen, row in enumerate(_scan(store, queue + SIDELINE_SUFFIX)):
-        if seen == limit:
-            break
-        reason, error, failed_ms = _failure_of(row)
-        age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
-        one = found.setdefault(reason, Reason())
-        one.add(error, age_s)
-        one.waiting += record is not None and waits(row[2], record)
-    return dict(sorted(found.items(), key=lambda item: -item[1].count))
-
-
-def _failure_of(row: Row) -> tuple[str, str | None, int | None]:
-    """(reason, error, when in milliseconds), without looking into the body."""
-    record = row[2]
-    if record is None:
-        return REASON_CORRUPT, "the stored record does not match its checksum", None
-    try:
-        message = Message.from_bytes(record)
-        return message.reason or UNKNOWN, message.error, message.failed_at_ms
-    except UnreadableMessageError as exc:
-        return REASON_UNREADABLE, str(exc), None
-
-
-def _scan(store: Store, magazine: str) -> Iterator[Row]:
-    """All records of a magazine, page by page; none when it was never declared."""
-    if not shard_states(store, magazine):
-        return
-    after: dict[int, int] | None = None
-    while True:
-        try:
-            page = store.magazines.scan(magazine, after=after, limit=_PAGE)
-        except QueueNotFoundError:
-            return
-        yield from page
-        if len(page) < _PAGE:
-            return
-        after = {**(after or {}), **{shard: pointer for shard, pointer, _ in page}}

@@ -16,6 +16,7 @@ from ignis.app import Ignis
 from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
 from ignis.escaping import PlainFormatter
+from ignis.log_format import JsonFormatter, log_uncaught
 from ignis.progress import make_progress
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
@@ -28,6 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_CLIENT_ID = "ignis"
 DEFAULT_FARM_ID = "local"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -41,6 +43,7 @@ class State:
     config: str | None = None
     json: bool = False
     log_level: str | None = None
+    log_format: str | None = None
     output_closed: bool = False
     """The process was started without a standard output (``>&-``)."""
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -96,7 +99,11 @@ class State:
         """Configures logging for this process, which is the command line's to do and never the library's."""
         level = (self.log_level or default).upper()
         handler = logging.StreamHandler()
-        handler.setFormatter(PlainFormatter(LOG_FORMAT))
+        if self.log_format == "json":
+            handler.setFormatter(JsonFormatter())
+            log_uncaught()
+        else:
+            handler.setFormatter(PlainFormatter(LOG_FORMAT))
         logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -197,6 +204,14 @@ def common_options(command: F) -> F:
             expose_value=False,
             is_eager=True,
             help="What is logged to stderr.  [default: warning; worker: info]",
+        ),
+        click.option(
+            "--log-format",
+            type=click.Choice(LOG_FORMATS, case_sensitive=False),
+            callback=_keep("log_format"),
+            expose_value=False,
+            is_eager=True,
+            help="How: lines to read, or one JSON object on each.  [default: text]",
         ),
     ]
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), _after_checks(command))

@@ -45,7 +45,7 @@ __all__ = ["find_app", "sweep", "worker"]
 @click.option(
     "--health-bind",
     metavar="[HOST:]PORT",
-    help="Serve /healthz, /metrics and /scale there; HOST is loopback by default.",
+    help="Serve /livez, /readyz, /healthz, /metrics and /scale there; HOST is loopback by default.",
 )
 @click.option("--public-bind", is_flag=True, help="Allow --health-bind an address that others can reach.")
 @click.option(

@@ -29,9 +29,10 @@ from ignis.errors import IgnisError
 from ignis.http_endpoint import HttpEndpoint
 from ignis.leader import make_leader
 from ignis.log_limit import LimitedLog
+from ignis.service_notify import ServiceNotifier
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.control_pipe import Link
-from ignis.supervisor.http_routes import app_endpoint, supervisor_endpoint
+from ignis.supervisor.http_routes import app_endpoint, failed_queues, supervisor_endpoint
 from ignis.supervisor.worker_main import Limits, Worker, running_queues
 from ignis.urls import redacted
 
@@ -74,6 +75,7 @@ class WorkerOptions:
             ("--farm-id", state.farm_id),
             ("--config", state.config),
             ("--log-level", state.log_level),
+            ("--log-format", state.log_format),
         ):
             if value is not None:
                 out += [option, str(value)]
@@ -98,6 +100,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         """Whoever waits for this line may publish, and may send signals."""
         if supervised:
             return
+        service.ready()
         queues = running_queues(app)
         if state.json:
             document = {
@@ -113,8 +116,10 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
             )
 
     endpoint: HttpEndpoint | None = None
+    service = ServiceNotifier(lambda: not app.ready, lambda: not failed_queues(app))
     with contextlib.ExitStack() as closing:
         closing.callback(app.close_quietly)
+        closing.callback(service.close)
         if given.health_bind is not None:
             endpoint = app_endpoint(given.health_bind, app, public=given.public_bind)
             closing.callback(endpoint.close)
@@ -146,6 +151,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     def started() -> None:
         if scaling is not None:
             scaling.start()
+        service.ready()
         described = supervisor.describe()
         pids = [one["pid"] for one in described["processes"]]
         if state.json:
@@ -171,6 +177,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     )
     endpoint = None
     with contextlib.ExitStack() as closing:
+        service = closing.enter_context(ServiceNotifier(lambda: supervisor.stopping))
         if given.health_bind is not None:
             endpoint = supervisor_endpoint(
                 given.health_bind,

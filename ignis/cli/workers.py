@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.control.queue_depths import shard_states
+from ignis.control.inspection import claim_owners
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.storage.base import Store
 from ignis.told_progress import progress_of
 
 __all__ = ["workers"]
-
-_MOST = 10_000
-"""Claimed messages of one shard that are looked at; they are read for it."""
-_FAR_MS = 1 << 53
 
 
 @click.command()
@@ -37,7 +29,10 @@ def workers(state: State, queue: str | None) -> int:
         names = [record.name for record in records]
         told = [{"queue": record.name, **one._asdict()} for record in records for one in progress_of(record)]
         found = [
-            one for name in names for magazine in (name, name + SIDELINE_SUFFIX) for one in _owners(store, magazine)
+            one
+            for name in names
+            for magazine in (name, name + SIDELINE_SUFFIX)
+            for one in claim_owners(store, magazine)
         ]
     if state.json:
         output.document({"workers": found, "progress": told})
@@ -70,22 +65,3 @@ def workers(state: State, queue: str | None) -> int:
         ]
         output.table(["queue", "message", "progress", "at", "owner"], rows, right=["progress"])
     return exit_codes.OK
-
-
-def _owners(store: Store, magazine: str) -> list[dict[str, Any]]:
-    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed."""
-    found: dict[str, dict[str, Any]] = {}
-    now_s = time.time()
-    for state in shard_states(store, magazine):
-        if not state.in_flight:
-            continue
-        for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST):
-            age_s = round(max(0.0, now_s - one.fired_at_ms / 1000), 3)
-            row = found.setdefault(
-                one.owner,
-                {"magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False},
-            )
-            row["in_flight"] += 1
-            row["oldest_claim_s"] = max(row["oldest_claim_s"], age_s)
-            row["dead"] = row["dead"] or one.owner_dead
-    return sorted(found.values(), key=lambda row: -row["in_flight"])

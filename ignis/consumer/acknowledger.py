@@ -21,7 +21,7 @@ from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
 from ignis.context import QueueContext
-from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
+from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
 from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
@@ -207,7 +207,7 @@ class Acknowledger:
                 try:
                     self._round()
                     self._failing = False
-                except (ClosedError, ForkedHandleError, StoreFailedError):
+                except (ClosedError, ForkedHandleError):
                     raise
                 except IgnisError as exc:
                     self._counts.ack_errors += 1
@@ -244,6 +244,8 @@ class Acknowledger:
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
                 self._counts.renewals += 1
+        except ClosedError:  # whoever opens the store next has consumers of his own, and the sweeper takes what is held
+            return
         except IgnisError as exc:
             self._counts.renew_errors += 1
             self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
@@ -319,7 +321,7 @@ class Acknowledger:
             raise
         for failed, decision in zip(failures, decisions, strict=True):
             chunk, index, failure = failed
-            item = failed_item(self._handler, chunk, index, failure, decision)
+            item = failed_item(self._handler, chunk, index, failure, decision, self._queue.clock)
             if decision.due_ms is None:
                 aside.append(failed)
                 items_aside.append(item)

@@ -66,6 +66,8 @@ class Claims:
         self._name = queue.main.name
         self._magazines = queue.main.store
         self._owner = queue.store.owner
+        self._clock = queue.clock
+        self._waits = queue.times.wait
         self._said = LimitedLog(log)
         self._lock = threading.Lock()  # over _pauses and _parked
         self._pauses: set[str] = set()  # who wants it paused
@@ -146,6 +148,9 @@ class Claims:
             self._counts.expired += result.expired
         if result.claims:
             self._counts.claims += 1
+            now_s = self._clock()
+            for claim in result.claims:
+                self._waits.add_ages(claim.records, now_s)
             self._dispatcher.dispatch(result.claims)
         if not result.more:
             self._empty_at = seen

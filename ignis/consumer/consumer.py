@@ -67,6 +67,7 @@ class Consumer:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
+        self._times = queue.times
         self._on_failure = on_failure
         self.spec = spec
         self.settings = settings
@@ -267,6 +268,7 @@ class Consumer:
             if not count:
                 return
         chunk, start = self._in_hand.locate(first_id)
+        self._times.end_to_end.add_ages(chunk.records, self._queue.clock(), start, start + count)
         self._acker.add_done(chunk, start, count)
         self._in_hand.forget(chunk, count)
         self._claims.poke()
@@ -316,7 +318,9 @@ class Consumer:
         with self._lock:
             self.counts.timed_s += elapsed_s
             self.counts.timed += messages
-        self._dispatcher.measured(elapsed_s / messages)
+        each_s = elapsed_s / messages
+        self._times.handling.add(each_s, messages)
+        self._dispatcher.measured(each_s)
 
     def _name_of(self, first_id: int, count: int) -> str:
         """Of messages in hand, for the log."""

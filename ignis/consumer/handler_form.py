@@ -13,7 +13,7 @@ from typing import Any
 from ignis.config import shown
 from ignis.errors import ConfigError
 
-__all__ = ["HANDLER_FORMS", "check_callable", "check_expected", "check_handler", "takes_context"]
+__all__ = ["HANDLER_FORMS", "check_callable", "check_expected", "check_handler", "check_kind", "takes_context"]
 
 HANDLER_FORMS = ("message", "message, ctx")
 
@@ -27,6 +27,8 @@ if sys.version_info >= (3, 14):
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NO_CLASSES = (object, typing.Any, typing.Union, types.UnionType)
 """What is a class, on some versions of Python, and does not say what a value is."""
+_ALSO_TAKES: dict[Any, tuple[Any, ...]] = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
+"""Classes that an annotation takes beside its own: numbers as type checkers have it, and what arrives as bytes."""
 
 
 def check_callable(fn: object, what: str, *forms: str) -> None:
@@ -62,7 +64,7 @@ def check_expected(fn: Callable[..., Any], what: str, kind: Any, batched: bool, 
     """Raises ConfigError where the annotation of the first argument contradicts what the handler will get.
 
     Only what can be told for certain is refused: an annotation that cannot be evaluated, or is more than the name of a class
-    with its arguments, is let through, and so is another class than the queue's, for middleware may replace the body.
+    with its arguments, is let through, and so is another class than the queue's: see `check_kind`.
 
     Args:
         fn: the handler.
@@ -86,6 +88,20 @@ def check_expected(fn: Callable[..., Any], what: str, kind: Any, batched: bool, 
             f"{name} takes {_said(expected)}, but it gets one message ({_said(kind)}) at a time: give batch_size=..., or "
             "annotate it with the type of one message"
         )
+
+
+def check_kind(fn: Callable[..., Any], what: str, kind: Any) -> None:
+    """Raises ConfigError where the first argument is annotated with another class than ``kind``, that of the queue's messages
+    (None = any JSON value), and no value is of both. For a handler without middleware, which might replace the body."""
+    expected = _first_annotation(fn)
+    if kind is None or expected is None or _may_be(kind, expected):
+        return
+    if _class_of(kind) in _ALSO_TAKES.get(_class_of(expected), ()):
+        return
+    raise ConfigError(
+        f"{what}: {_name(fn)} takes {_said(expected)}, but the queue's messages are {_said(kind)}: annotate it with that, give "
+        "the queue the other type, or register the middleware that replaces the body first"
+    )
 
 
 def takes_context(fn: Callable[..., Any]) -> bool:

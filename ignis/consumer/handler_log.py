@@ -9,12 +9,14 @@ runs for a message that does not fail.
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable
 
 from ignis.history import type_name
 from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
+from ignis.message import REASONS
 
 __all__ = ["HandlerLog", "cut"]
 
@@ -22,6 +24,11 @@ log = logging.getLogger("ignis.consumer.handler")
 
 _MOST_TEXT_BYTES = 12_000
 """Of a text that a worker process sends to its parent: it goes through a channel."""
+
+_MESSAGE = re.compile(r"\bmessage ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+"""A message as `ignis.consumer.runner.message_name` names it."""
+_RAISED, _FAILED, _IGNORED = "handler_raised", "message_failed", "answer_ignored"
+"""Events, see `ignis.log_format`."""
 
 Send = Callable[[int, str, str], None]
 """``send(level, key, text)``."""
@@ -36,6 +43,7 @@ class HandlerLog:
     """
 
     def __init__(self, queue: str, handler: str, *, retries: bool = False) -> None:
+        self._queue = queue
         self._name = f"handler {handler} of queue {queue}"
         self._became = "failed" if retries else "goes to the sideline"
         self._limit = LogLimit()
@@ -52,14 +60,14 @@ class HandlerLog:
         if count:
             then = "it is tried again" if again else "the message goes to the sideline"
             text = f"{self._name} raised {kind} on {message}; {then}{_more(count)}"
-            self._write(logging.WARNING if again else logging.ERROR, kept, text, exc)
+            self._write(logging.WARNING if again else logging.ERROR, kept, text, exc, _RAISED)
 
     def failed(self, reason: str, error: str, message: str) -> None:
         """A message failed without an exception of the handler's: overran, or could not be read."""
         count = self._limit.due(reason)
         if count:
             text = f"{self._name}: {message} {self._became}, {reason}: {error}{_more(count)}"
-            self._write(logging.WARNING, reason, text, None)
+            self._write(logging.WARNING, reason, text, None, _FAILED)
 
     def ignored(self, answer: object) -> None:
         """The handler returned what says nothing. Said once."""
@@ -82,16 +90,21 @@ class HandlerLog:
         if key == "ignored":
             self._write_once(key, text)
         elif self._limit.due(key):
-            log_safely(log, level, "%s", text)
+            log_safely(log, level, "%s", text, extra=self._fields(_FAILED if key in REASONS else _RAISED, text))
 
     def _write_once(self, key: str, text: str) -> None:
         mine = object()
         if self._once.setdefault(key, mine) is mine:  # of several workers at the same time one says it
-            self._write(logging.WARNING, key, text, None)
+            self._write(logging.WARNING, key, text, None, _IGNORED)
 
-    def _write(self, level: int, key: str, text: str, exc: BaseException | None) -> None:
+    def _fields(self, event: str, text: str) -> dict[str, object]:
+        """What a program that reads the log wants to know apart from the text."""
+        named = _MESSAGE.search(text.partition("\n")[0])
+        return {"event": event, "queue": self._queue, "message_id": named[1] if named is not None else None}
+
+    def _write(self, level: int, key: str, text: str, exc: BaseException | None, event: str) -> None:
         if self.send is None:
-            log_safely(log, level, "%s", text, exc_info=exc)
+            log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
             return
         try:
             if exc is not None:
@@ -99,7 +112,7 @@ class HandlerLog:
             self.send(level, key, cut(text))
         except BaseException:
             # Whatever the exception's own text raises, or a parent that is gone: the message's outcome is told elsewhere.
-            log_safely(log, level, "%s", text, exc_info=exc)
+            log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
 
 
 def _more(count: int) -> str:

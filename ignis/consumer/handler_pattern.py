@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ignis.consumer.handler import Middleware, make_spec
-from ignis.consumer.handler_form import check_handler
+from ignis.consumer.handler_form import check_handler, check_kind
 from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.storage.base import QueueRecord
 
@@ -52,7 +52,9 @@ class HandlerTemplate:
         self._max_consumers = max_consumers
 
     def check_middleware(self, layers: Sequence[Middleware]) -> None:
-        """Raises ConfigError where the handler would not run within these layers."""
+        """Raises ConfigError where the handler would not run within these layers, or takes other messages and there are none."""
+        if not layers and self._options.get("batch_size") is None:
+            check_kind(self.fn, f"handler of queues {self.pattern!r}", self.type)
         check_layers(layers, f"{self.handler_type} of queues {self.pattern!r}", is_coroutine_function(self.fn))
 
     def fits(self, record: QueueRecord) -> bool:

@@ -5,6 +5,7 @@
 | returns ``False``                             | sideline, ``rejected``        |
 | returns another value                         | done, and said once           |
 | returns work that nobody awaits (see below)   | sideline, ``exception``       |
+| returns an `ignis.RetryLater`                 | as if it raised it            |
 | raises one of ``ignore``                      | dropped                       |
 | raises anything else                          | sideline, ``exception``       |
 | runs for longer than ``timeout_s``            | sideline, ``timeout``         |
@@ -16,7 +17,7 @@ A batch handler gets a list and answers for all at once in the same way, or with
 message. A coroutine, a generator, a future or anything else to be awaited is work whose end nobody waits for: the message
 must not be lost for it.
 
-Where the handler has a ``retry``, or raises `ignis.RetryLater`, what says sideline here is for the last attempt: see
+Where the handler has a ``retry``, or asks by `ignis.RetryLater`, what says sideline here is for the last attempt: see
 `ignis.consumer.retrying`.
 """
 
@@ -25,13 +26,13 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeGuard
 
 from ignis.consumer.handler_log import HandlerLog
 from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
 from ignis.message import REASON_EXCEPTION, REASON_EXPIRED, REASON_REJECTED, REASON_TIMEOUT, as_utf8
-from ignis.retries import Backoff
+from ignis.retries import Backoff, RetryLater
 
 __all__ = [
     "DROPPED",
@@ -46,6 +47,7 @@ __all__ = [
     "failure_of",
     "is_awaitable",
     "is_dropped",
+    "is_retry_later",
     "joined_failure",
     "now_ms",
     "outcome_of",
@@ -255,6 +257,11 @@ def is_awaitable(answer: object) -> bool:
         return False
 
 
+def is_retry_later(answer: object) -> TypeGuard[RetryLater]:
+    """Whether a handler asks by its answer for another attempt. Never raises: only the type is looked at."""
+    return issubclass(type(answer), RetryLater)
+
+
 def _is_list(answer: object) -> TypeGuard[list[object] | tuple[object, ...]]:
     try:
         return isinstance(answer, (list, tuple)) and not isinstance(answer, Failure)
@@ -262,12 +269,20 @@ def _is_list(answer: object) -> TypeGuard[list[object] | tuple[object, ...]]:
         return False
 
 
-def batch_outcomes(answer: object, count: int, log: HandlerLog) -> list[Outcome]:
-    """`outcome_of` for each of ``count`` messages of a batch."""
+def batch_outcomes(
+    answer: object, count: int, log: HandlerLog, asked: Callable[[RetryLater, int], Outcome]
+) -> list[Outcome]:
+    """`outcome_of` for each of ``count`` messages of a batch.
+
+    Args:
+        asked: the outcome of the message of that number, for which the list has a `RetryLater`.
+    """
     if _is_list(answer):
         if len(answer) == count:
-            return [outcome_of(one, log) for one in answer]
-        if any(isinstance(_weighed(one), Failure) for one in answer):
+            return [
+                asked(one, number) if is_retry_later(one) else outcome_of(one, log) for number, one in enumerate(answer)
+            ]
+        if any(is_retry_later(one) or isinstance(_weighed(one), Failure) for one in answer):
             error = (
                 f"batch handler answered with a list of {len(answer)} for {count} messages: which fail cannot be told"
             )

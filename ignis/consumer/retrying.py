@@ -17,7 +17,6 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from ignis.clock import Clock
 from ignis.consumer.outcome import Failure, again_after, attempts_of
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, HandlerTimeoutError, UnreadableMessageError
@@ -60,10 +59,9 @@ class Moment:
         self._store = store
         self._now_s: float | None = None
 
-    @property
-    def lock_clock(self) -> Clock | None:
-        """As `Store.lock_clock`."""
-        return self._store.lock_clock
+    def wall_s(self) -> float:
+        """As `Store.wall_s`."""
+        return self._store.wall_s()
 
     def now_s(self) -> float:
         """As `Store.now_s`, at the first call."""

@@ -28,6 +28,7 @@ from ignis.consumer.outcome import (
     batch_outcomes,
     failure_of,
     is_awaitable,
+    is_retry_later,
     joined_failure,
     outcome_of,
     overrun_failure,
@@ -132,7 +133,7 @@ class Runner:
             else:
                 if answer is None or answer is True:
                     return None
-                outcome = outcome_of(answer, self._log)
+                outcome = self._answered(answer, record, call)
             if not isinstance(outcome, Failure):
                 return outcome
             if call >= self._attempts or not self._again(outcome):
@@ -162,12 +163,12 @@ class Runner:
             return DROPPED if self._drops(exc) else self._raised(exc, record, 1)
         if FORKS[0] != forks:
             end_child(self._queue, None)
-        return None if answer is None or answer is True else outcome_of(answer, self._log)
+        return None if answer is None or answer is True else self._answered(answer, record, 1)
 
     def judge(self, what: int, data: bytes, value: Any) -> Outcome:
         """The outcome of a record for which `direct` came back."""
         if what == ANSWERED:
-            return outcome_of(value, self._log)
+            return self._answered(value, Record(data), 1) if is_retry_later(value) else outcome_of(value, self._log)
         if what in (UNREADABLE, DATED):
             return self.run(data)
         if what == FORKED:
@@ -195,7 +196,7 @@ class Runner:
         while True:
             answer, outcome = await self._await(context, clock, record, call, 1)
             if outcome is None:
-                outcome = outcome_of(answer, self._log)
+                outcome = self._answered(answer, record, call)
             if not isinstance(outcome, Failure):
                 return outcome
             if not self._again(outcome) or call >= self._attempts:
@@ -211,7 +212,7 @@ class Runner:
         while todo:
             context = self._batch_context(outcomes, todo, call)
             try:
-                answers = batch_outcomes(self._call(context), len(todo), self._log)
+                answers = self._batch_answered(self._call(context), todo, call)
             except BaseException as exc:
                 outcome: Outcome = DROPPED if self._drops(exc) else self._raised(exc, todo[0].record, call, len(todo))
                 answers = [outcome] * len(todo)
@@ -230,10 +231,24 @@ class Runner:
         while todo:
             context = self._batch_context(outcomes, todo, call)
             answer, outcome = await self._await(context, clock, todo[0].record, call, len(todo))
-            answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
+            answers = self._batch_answered(answer, todo, call) if outcome is None else [outcome] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, call)
             call += 1
         return outcomes
+
+    # -- answers
+
+    def _answered(self, answer: object, record: Record, call: int) -> Outcome:
+        """What an answer means. A `RetryLater` counts as if it were raised."""
+        return self._raised(answer, record, call) if is_retry_later(answer) else outcome_of(answer, self._log)
+
+    def _batch_answered(self, answer: object, todo: Sequence[_Opened], call: int) -> list[Outcome]:
+        """The same for each message of a batch."""
+        if is_retry_later(answer):
+            return [self._raised(answer, todo[0].record, call, len(todo))] * len(todo)
+        return batch_outcomes(
+            answer, len(todo), self._log, lambda asked, number: self._raised(asked, todo[number].record, call)
+        )
 
     # -- failures
 

@@ -28,6 +28,7 @@ from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.schedules.stored import has_schedules
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = [
@@ -247,10 +248,11 @@ class Refresher:
         before = _of_shovel(queue)
         queue.set_local_consumers(record.concurrency)
         queue.set_local_pause(PAUSED in record.extra)
-        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency, record.max_returns)
+        retry = shovel_retry_of(record)
+        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency, record.max_returns, retry)
         after = _of_shovel(queue)
         if after != before:
-            log.info("queue %s: consumers %d, shovel every %g s by %d, returns %d", queue.name, *after)
+            log.info("queue %s: consumers %d, shovel every %g s by %d, returns %d, policy %s", queue.name, *after)
             result.changed.append(queue.name)
         here = (PAUSED if queue.paused else RUNNING) if queue.consumer is not None else NOT_STARTED
         self.states[record.name] = here if record.concurrency else PUBLISH_ONLY
@@ -351,9 +353,10 @@ class Refresher:
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
 
 
-def _of_shovel(queue: Queue[Any]) -> tuple[int, float, int, int]:
+def _of_shovel(queue: Queue[Any]) -> tuple[int, float, int, int, str]:
     settings = queue.settings
-    return queue.consumers, settings.shovel_interval_s, settings.shovel_concurrency, settings.max_returns
+    shovel = settings.shovel_interval_s, settings.shovel_concurrency, settings.max_returns
+    return queue.consumers, *shovel, settings.shovel_retry or "none"
 
 
 def _lost_its_queue(queue: Queue[Any]) -> bool:

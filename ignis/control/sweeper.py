@@ -278,7 +278,7 @@ class Sweeper:
                 pass
         self._check(fence)
         self._move_due(one, fence)
-        one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
+        one.result.expired += self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
         if one.result.swept or one.result.sideline_swept:
             self._note(one)
             log.warning(
@@ -291,6 +291,7 @@ class Sweeper:
         """Delayed messages whose time has come go to the queue. Its consumers do that themselves; this is for one without."""
         for _ in range(_MOST_MOVES):
             moved = self._store.magazines.move_due(one.main, fence=fence)
+            one.result.expired += moved.expired
             if self._stop.is_set() or moved.moved + moved.expired == 0:
                 return
             self._check(fence)

@@ -4,7 +4,7 @@ cdef extern from *:
     """
     #include <time.h>
     /* As `time.CLOCK_BOOTTIME`, by which a store counts. */
-    static inline uint64_t ignis_rising_ms(void)
+    static inline uint64_t ignis_rising_ns(void)
     {
         struct timespec t;
     #ifdef CLOCK_BOOTTIME
@@ -12,12 +12,17 @@ cdef extern from *:
     #else
         clock_gettime(CLOCK_MONOTONIC, &t);
     #endif
-        return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    static inline uint64_t ignis_rising_ms(void)
+    {
+        return ignis_rising_ns() / 1000000u;
     }
     #define ignis_flag_set(flag, value) __atomic_store_n(&(flag), (value), __ATOMIC_SEQ_CST)
     #define ignis_flag(flag) __atomic_load_n(&(flag), __ATOMIC_SEQ_CST)
     """
     uint64_t ignis_rising_ms() nogil
+    uint64_t ignis_rising_ns() nogil
     void ignis_flag_set(int flag, int value) nogil
     int ignis_flag(int flag) nogil
 

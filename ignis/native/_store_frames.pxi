@@ -49,6 +49,7 @@ def fire_into(Log log not None, ClaimsFrame frame not None, uint32_t number, lim
             if not firing.fire.full or at_once or left == 0:
                 return served, sorted(expired), more, firing.fire.shards
     finally:
+        log._note_late(number, firing.fire.late)
         firing_close(&firing)
 
 

@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False, annotation_typing=False
-"""A request to load that came alone, from the receive buffer into a log and to its answer: ``csrc/ignis_wire_lone.h``.
+"""A request to load, or to acknowledge, that came alone: from the receive buffer into a log and to its answer, and to who waits
+for its messages. ``csrc/ignis_wire_lone.h`` and ``ignis_wire_ack.h``.
 
-No Python object is made of the message.
+No Python object is made of a message.
 """
 
 cimport cython
@@ -10,25 +11,35 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, ign_segment, ign_segment_open
 from ignis.native.store cimport (
-    Log, ign_store_how, ign_store_load, ign_store_load_claimed, ign_store_mark, ign_store_part,
+    Log, ign_store_how, ign_store_load, ign_store_load_claimed, ign_store_mark, ign_store_part, ign_store_retire, ign_store_run,
 )
 from ignis.native.wire cimport (
-    IGN_WIRE_ACK_FRAME_BYTES, IGN_WIRE_SEND_BATCH, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32, put_claim_head,
+    IGN_WIRE_ACK_FRAME_BYTES, IGN_WIRE_SEND_BATCH, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32,
+    ign_wire_pointers_get, ign_wire_run, put_claim_head,
 )
 
 include "_errors.pxi"
 include "_whole.pxi"
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
 
 cdef extern from "<sys/socket.h>" nogil:
     enum:
         MSG_DONTWAIT
         MSG_NOSIGNAL
 
-    ssize_t send(int fd, const void *data, size_t size, int flags)
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
 
 cdef extern from "<sys/types.h>" nogil:
     ctypedef Py_ssize_t ssize_t
@@ -53,12 +64,70 @@ cdef extern from "ignis_wire_lone.h" nogil:
     uint32_t ign_wire_lone_count(const ign_wire_lone *lone)
     int ign_wire_lone_put(const ign_wire_lone *lone, uint8_t *dst, uint64_t expires_at_ms, uint32_t *count)
     void ign_wire_lone_ack(const ign_wire_lone *lone, uint8_t *dst, uint16_t shard, uint64_t first, uint32_t count)
+    size_t ign_wire_delivery_front(uint32_t count)
+    void ign_wire_put_delivery(uint8_t *dst, int64_t subscription, uint16_t shard, uint64_t first, const ign_segment *segment)
 
-
-ACK_FRAME_BYTES = <int>IGN_WIRE_ACK_FRAME_BYTES
 
 cdef enum:
     MOST_NAME = 255
+    SMALL_FRONT = 512       # of a delivery
+
+
+cdef uint64_t MOST_POINTER = <uint64_t>1 << 62
+
+
+cdef inline bint alone_in(ReadArea area, FrameReader reader, Py_ssize_t size):
+    """Whether what the reader's connection has just received lies in the area, whole and by itself."""
+    return not (
+        reader._area is not area or area._busy or reader._carry is not None or reader._skipping != 0
+        or reader._error is not None or not 0 < size <= area._size or reader._lent != area._lent
+    )
+
+
+cdef inline bint same_name(bytes known, const uint8_t *name, size_t size):
+    return <size_t>PyBytes_GET_SIZE(known) == size and memcmp(PyBytes_AS_STRING(known), name, size) == 0
+
+
+cdef tuple read_name(const uint8_t *name, size_t size):
+    """A name as bytes and as text; None when it cannot be a magazine's."""
+    cdef bytes raw
+    if size == 0 or size > MOST_NAME:
+        return None
+    raw = PyBytes_FromStringAndSize(<const char *>name, <Py_ssize_t>size)
+    try:
+        return raw, raw.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+
+
+cdef ssize_t send_parts(int fd, iovec *parts, size_t count) except -1:
+    """Sends without waiting; returns how many bytes the system took: none when it has no room, or the connection is broken, which its
+    transport finds out."""
+    cdef msghdr message
+    cdef ssize_t sent = 0
+    cdef int number = 0
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = parts
+    message.msg_iovlen = count
+    while True:
+        with nogil:
+            sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            number = errno
+        if sent >= 0 or number != EINTR:
+            return max(sent, 0)
+        PyErr_CheckSignals()
+
+
+cdef tuple send_answer(int fd, const uint8_t *data, size_t size):
+    """Sends a frame without waiting. Returns how many bytes it has, and what of it the system did not take."""
+    cdef iovec part
+    cdef ssize_t sent
+    part.iov_base = <void *>data
+    part.iov_len = size
+    sent = send_parts(fd, &part, 1)
+    if sent == <ssize_t>size:
+        return <Py_ssize_t>size, b""
+    return <Py_ssize_t>size, PyBytes_FromStringAndSize(<const char *>data + sent, <ssize_t>size - sent)
 
 
 @cython.final
@@ -133,30 +202,19 @@ cdef class LoneRequest:
     def look(self, FrameReader reader not None, Py_ssize_t size):
         """The name of the magazine, if the ``size`` bytes that the reader's connection has just received are such a request;
         else None."""
-        cdef bytes raw
         self._check()
         self._known = self._loaded = False
-        if (
-            reader._area is not self._area or self._area._busy or reader._carry is not None or reader._skipping != 0
-            or reader._error is not None or not 0 < size <= self._area._size or reader._lent != self._area._lent
-        ):
+        if not alone_in(self._area, reader, size):
             return None
         if ign_wire_lone_open(&self._lone, self._area._data, <size_t>size, <size_t>reader._max_frame_bytes) != IGN_OK:
             return None
-        if self._lone.name_len == 0 or self._lone.name_len > MOST_NAME:
-            return None
         if self._lone.shard == IGN_WIRE_ANY_SHARD and ign_wire_lone_shard(&self._lone, 1, &self._shard) == IGN_EMPTY:
             return None  # before a turn is taken for it
-        if (
-            <size_t>PyBytes_GET_SIZE(self._name_bytes) != self._lone.name_len
-            or memcmp(PyBytes_AS_STRING(self._name_bytes), self._lone.name, self._lone.name_len) != 0
-        ):
-            raw = PyBytes_FromStringAndSize(<const char *>self._lone.name, <Py_ssize_t>self._lone.name_len)
-            try:
-                self._name = raw.decode("ascii")
-            except UnicodeDecodeError:
+        if self._lone.name_len == 0 or not same_name(self._name_bytes, self._lone.name, self._lone.name_len):
+            found = read_name(self._lone.name, self._lone.name_len)
+            if found is None:
                 return None
-            self._name_bytes = raw
+            self._name_bytes, self._name = found
         self._known = True
         self._lent = self._area._lent
         self._count = ign_wire_lone_count(&self._lone)
@@ -239,31 +297,69 @@ cdef class LoneRequest:
 
     # -- its answer
 
-    def ack(self) -> bytes:
+    def answer(self) -> bytes:
         """The frame that answers it."""
         cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
         self._check_loaded()
         ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
         return PyBytes_FromStringAndSize(<const char *>frame, IGN_WIRE_ACK_FRAME_BYTES)
 
-    def acknowledge(self, int fd) -> bytes:
-        """Sends the frame that answers it, without waiting. Returns what of it the system did not take: empty as a rule."""
+    def acknowledge(self, int fd) -> tuple:
+        """Sends the frame that answers it, without waiting. Returns how many bytes it has, and what of it the system did not
+        take: none as a rule."""
         cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
-        cdef ssize_t sent = 0
-        cdef int number = 0
         self._check_loaded()
         ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
-        while True:
-            with nogil:
-                sent = send(fd, frame, IGN_WIRE_ACK_FRAME_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL)
-                number = errno
-            if sent >= 0 or number != EINTR:
-                break
-            PyErr_CheckSignals()
-        if sent == <ssize_t>IGN_WIRE_ACK_FRAME_BYTES:
-            return b""
-        sent = max(sent, 0)
-        return PyBytes_FromStringAndSize(<const char *>frame + sent, <ssize_t>IGN_WIRE_ACK_FRAME_BYTES - sent)
+        return send_answer(fd, frame, IGN_WIRE_ACK_FRAME_BYTES)
+
+    # -- to who waits for its messages
+
+    @property
+    def run(self) -> tuple:
+        """(shard, first pointer, behind the last) of its messages."""
+        self._check_loaded()
+        return self._shard, self._first, self._first + self._count
+
+    def deliver(self, int fd, int64_t subscription) -> tuple:
+        """Sends its messages, with the pointers that they were given, as the DELIVER of that subscription or request, without
+        waiting: from where they lie. Returns how many bytes that has, and what of it the system did not take: none as a rule."""
+        cdef uint8_t small[SMALL_FRONT]
+        cdef uint8_t *front = small
+        cdef size_t size, whole_size, left
+        cdef ssize_t sent
+        cdef ign_segment segment
+        cdef iovec parts[2]
+        cdef bytes rest = b""
+        self._check_loaded()
+        if ign_segment_open(self._segment, self._lone.segment_bytes, &segment) != IGN_OK:
+            raise SystemError("a batch in memory does not match its own index")
+        size = ign_wire_delivery_front(segment.count)
+        whole_size = size + segment.data_len
+        if size > SMALL_FRONT:
+            front = <uint8_t *>malloc(size)
+            if front == NULL:
+                raise MemoryError("delivery")
+        try:
+            ign_wire_put_delivery(front, subscription, self._shard, self._first, &segment)
+            parts[0].iov_base = front
+            parts[0].iov_len = size
+            parts[1].iov_base = <void *>segment.data
+            parts[1].iov_len = segment.data_len
+            self._busy = True       # the system reads the segment
+            try:
+                sent = send_parts(fd, parts, 2)
+            finally:
+                self._busy = False
+            if <size_t>sent < whole_size:
+                left = size - min(size, <size_t>sent)
+                rest = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(whole_size - <size_t>sent))
+                memcpy(PyBytes_AS_STRING(rest), front + (size - left), left)
+                size -= left
+                memcpy(PyBytes_AS_STRING(rest) + left, segment.data + (<size_t>sent - size), segment.data_len - (<size_t>sent - size))
+        finally:
+            if front != small:
+                free(front)
+        return <Py_ssize_t>whole_size, rest
 
     def put_into(self, ClaimsFrame claims not None) -> None:
         """Adds its messages, with the pointers that they were given, to claims."""
@@ -283,3 +379,6 @@ cdef class LoneRequest:
             begin = end
         memcpy(to + head, segment.data, segment.data_len)
         claims.added(self._shard, self._first, segment.count, head + segment.data_len)
+
+
+include "_lone_ack.pxi"

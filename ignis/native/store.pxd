@@ -161,7 +161,8 @@ cdef extern from "ignis_store.h" nogil:
                                uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
     int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count,
                             bool *known)
-    int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
+    int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint64_t *dues,
+                            const uint8_t *ids,
                             uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how,
                             ign_store_mark *mark)
     int ign_store_forget_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, uint32_t limit, const ign_store_how *how,
@@ -225,6 +226,7 @@ cdef extern from "ignis_store_fire.h" nogil:
         bint more
         bint full
         bint later
+        uint64_t late
 
     int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fire, const ign_store_how *how,
                             ign_store_mark *mark)
@@ -260,6 +262,7 @@ cdef extern from "ignis_store_later.h" nogil:
                         ign_store_part *parts, uint16_t part_count, const uint64_t *dues, const ign_store_how *how,
                         ign_store_mark *mark)
     int ign_store_next_due(ign_store *store, uint32_t magazine, uint64_t *ms)
+    uint64_t ign_due_in_ns(uint64_t at, uint64_t ms, uint32_t ns)
     int ign_store_move_due(ign_store *store, uint32_t main, uint64_t ms, uint64_t limit, uint64_t max_bytes,
                            ign_store_moved *result, const ign_store_how *how, ign_store_mark *mark)
     int ign_store_list_later(ign_store *store, uint32_t later, const ign_due_run *after, ign_due_run *runs, uint32_t room,
@@ -293,11 +296,13 @@ cdef class Log:
     cdef Py_ssize_t _inside
     cdef bint _closing
     cdef bint _later            # a magazine was seen that has a later one
+    cdef dict _late             # by main magazine: messages that expired before they were due, and of which nobody was told yet
     cdef uint32_t _forks
     cdef readonly str directory
     cdef readonly object max_bytes
     cdef readonly double busy_after_s
 
+    cdef int _note_late(self, uint32_t number, uint64_t count) except -1
     cdef int _enter(self) except -1
     cdef int _leave(self) except -1
     cdef int _check(self, int rc) except -1

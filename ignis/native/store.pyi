@@ -36,6 +36,9 @@ class Log:
     busy_after_s: float
     @property
     def later(self) -> bool: ...
+    @property
+    def late(self) -> bool: ...
+    def take_late(self, number: int) -> int: ...
     def __new__(
         cls,
         directory: str,
@@ -88,6 +91,7 @@ class Log:
         forget_hour: int,
         hour_now: int,
         durable: bool,
+        dues: Sequence[Sequence[int]] | None = None,
     ) -> list[int] | None: ...
     def forget_ids(self, number: int, hour_now: int, limit: int) -> bool: ...
     def fire(

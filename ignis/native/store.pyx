@@ -169,6 +169,7 @@ cdef class Log:
         memset(&lost, 0, sizeof(lost))
         options.lost = &lost
         options.pass_over = pass_over
+        self._late = {}
         ign_fork_watch()
         self._forks = ign_fork_generation()
         self.directory, encoded = path_pair(directory)
@@ -580,20 +581,24 @@ cdef class Log:
         self._check(rc)
         return known
 
-    def load_once(self, uint32_t number, batches, bytes ids not None, *, uint32_t forget_hour, uint32_t hour_now, durable):
+    def load_once(self, uint32_t number, batches, bytes ids not None, *, uint32_t forget_hour, uint32_t hour_now, durable,
+                  dues=None):
         """`load`, and in the same entry these ids become known until that hour. None, and nothing happened, when one of them
-        is known."""
+        is known. With ``dues`` into a later magazine, as `load_later`; the ids are those of its main one."""
         cdef Parts parts
         cdef Call call
+        cdef uint64_t *times = NULL
         cdef uint32_t count = id_count(ids)
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(ids)
         call_begin(&call, False, durable)
         cdef list packed = parts_open(&parts, batches)
         try:
+            if dues is not None:
+                times = dues_open(&parts, packed, dues)
             self._enter()
             with nogil:
-                call.rc = ign_store_load_once(self._store, number, parts.parts, <uint16_t>parts.count, data, count, forget_hour,
-                                              hour_now, &call.how, &call.mark)
+                call.rc = ign_store_load_once(self._store, number, parts.parts, <uint16_t>parts.count, times, data, count,
+                                              forget_hour, hour_now, &call.how, &call.mark)
                 call_end(self._store, &call)
             parts.loaded = call.loaded
             if call.rc == IGN_E_MISMATCH:
@@ -602,6 +607,7 @@ cdef class Log:
             self._checked(call.rc)
             return [parts.parts[i].first for i in range(parts.count)]
         finally:
+            free(times)
             parts_close(&parts, packed)
 
     def forget_ids(self, uint32_t number, uint32_t hour_now, uint32_t limit) -> bool:
@@ -666,6 +672,7 @@ cdef class Log:
                 if not (firing.fire.full and waits) or left == 0:
                     return pieces, sorted(expired), more, firing.fire.shards
         finally:
+            self._note_late(number, firing.fire.late)
             firing_close(&firing)
 
     def fire_next(self, uint32_t number, limit, bytes owner not None, uint64_t ms, *, CallGate gate not None, Recall recall not None,
@@ -702,10 +709,10 @@ cdef class Log:
                         left = SLICE_NS
                     with nogil:
                         if self._later:
-                            left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &moving, &due)
+                            left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                         found = ign_store_await(self._store, number, known, left, spin)
                         if due and found == known and self._later:
-                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving)
+                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &firing.fire.late)
                         if found != known and not ignis_flag(recall._flag) and not self._closing:
                             inside = gate.try_go_in()
                             if inside:
@@ -733,6 +740,7 @@ cdef class Log:
         finally:
             if inside:
                 gate.go_out()
+            self._note_late(number, firing.fire.late)
             firing_close(&firing)
 
     def expire(self, uint32_t number, uint16_t shard, uint64_t ms, uint64_t limit, *, durable) -> int:
@@ -872,6 +880,21 @@ cdef class Log:
     def later(self) -> bool:
         """Whether a magazine was seen that has a later one: only then due times are looked at."""
         return self._later
+
+    @property
+    def late(self) -> bool:
+        """Whether `take_late` has anything to tell, of any magazine."""
+        return len(self._late) != 0
+
+    def take_late(self, uint32_t number) -> int:
+        """How many messages of that main magazine this object has seen to expire before they were due, since the last call. What
+        another process retires that one is told."""
+        return self._late.pop(number, 0)
+
+    cdef int _note_late(self, uint32_t number, uint64_t count) except -1:
+        if count != 0:
+            self._late[number] = self._late.get(number, 0) + count
+        return 0
 
     # -- looking
 
@@ -1035,7 +1058,7 @@ cdef class Log:
         ``ms``, the time now, what comes to be due meanwhile is moved, and so loaded."""
         cdef uint64_t began_ms = ignis_rising_ms() if ms != 0 and self._later else 0
         cdef bint due = False
-        cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns()
+        cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns(), late = 0
         cdef uint32_t known = <uint32_t>seen, found = 0
         cdef Moving moving
         moving.pause_ns = moving.again_ns = 0
@@ -1047,16 +1070,17 @@ cdef class Log:
                     left = SLICE_NS
                 with nogil:
                     if began_ms != 0 and left != 0:
-                        left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &moving, &due)
+                        left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                     found = ign_store_await(self._store, number, known, left, spin)
                     if due and found == known:
-                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving)
+                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &late)
                     now = ign_now_ns()
                 spin = 0
                 if found != known or now >= deadline or self._closing:
                     return found
                 PyErr_CheckSignals()
         finally:
+            self._note_late(number, late)
             self._leave()
 
     def watch(self, uint32_t number, long long seen, Watch watch not None):

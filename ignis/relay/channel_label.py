@@ -10,11 +10,14 @@ import msgspec
 from ignis.config import check_name
 from ignis.deadlines import DROP, ON_EXPIRY, note_on_expiry, on_expiry_of
 from ignis.errors import ConfigError
+from ignis.shovel_rounds import SHOVEL_RETRY, note_shovel_retry, shovel_retry_of
 from ignis.storage.base import QueueRecord
 
-__all__ = ["CODEC_FLAGS", "Label", "record_of", "settings_of"]
+__all__ = ["CODEC_FLAGS", "DELAYED_VERSION", "VERSION", "Label", "record_of", "settings_of"]
 
 VERSION = 1
+DELAYED_VERSION = 2
+"""Of a channel whose messages have due times: a relay that knows none refuses it by this number."""
 MAX_BYTES = 2_048
 CODEC_FLAGS = {"raw": 0, "json": 1, "msgpack": 2}
 
@@ -26,7 +29,8 @@ _DEFAULTS = QueueRecord("")
 
 
 class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """``settings`` are those of the queue that somebody chose: a queue that exists keeps its own for the rest."""
+    """``settings`` are those of the queue that somebody chose: a queue that exists keeps its own for the rest. ``version`` says
+    whether the messages have due times."""
 
     version: int
     queue: str
@@ -34,6 +38,11 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     client_id: str
     farm_id: str
     settings: dict[str, Any] = {}
+
+    @property
+    def delayed(self) -> bool:
+        """Whether each message has a due time, see `ignis.relay.due_times`."""
+        return self.version == DELAYED_VERSION
 
     def encoded(self) -> bytes:
         """Raises ConfigError when it is too long for a channel's header."""
@@ -51,16 +60,16 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
             label = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ConfigError(f"what the producer says of its queue cannot be read: {exc}") from exc
-        if label.version != VERSION:
+        if label.version not in (VERSION, DELAYED_VERSION):
             raise ConfigError(
-                f"the producer is of another version of ignis (it writes version {label.version}, this relay reads {VERSION}): "
-                "run the same on both sides"
+                f"the producer is of another version of ignis (it writes version {label.version}, this relay reads {VERSION} "
+                f"and {DELAYED_VERSION}): run the same on both sides"
             )
         if label.codec not in CODEC_FLAGS:
             raise ConfigError(f"the producer's codec {label.codec!r} is not one of {', '.join(CODEC_FLAGS)}")
         for name, what in ((label.queue, "queue"), (label.client_id, "client_id"), (label.farm_id, "farm_id")):
             check_name(name, what)
-        unknown = set(label.settings) - {*_SETTINGS, ON_EXPIRY}
+        unknown = set(label.settings) - {*_SETTINGS, ON_EXPIRY, SHOVEL_RETRY}
         if unknown:
             raise ConfigError(f"the producer gave its queue a setting {min(unknown)!r} that queues do not have")
         return label
@@ -70,8 +79,8 @@ def settings_of(record: QueueRecord, chosen: Set[str] = frozenset()) -> dict[str
     """The queue's settings that are not the defaults, and those of these names."""
     settings = {name: getattr(record, name) for name in _SETTINGS}
     found = {name: value for name, value in settings.items() if name in chosen or value != getattr(_DEFAULTS, name)}
-    on_expiry = on_expiry_of(record)
-    return {**found, ON_EXPIRY: on_expiry} if ON_EXPIRY in chosen or on_expiry != DROP else found
+    kept = {ON_EXPIRY: (on_expiry_of(record), DROP), SHOVEL_RETRY: (shovel_retry_of(record), "")}
+    return found | {name: value for name, (value, usual) in kept.items() if name in chosen or value != usual}
 
 
 def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:
@@ -81,10 +90,11 @@ def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:
     if not isinstance(found, dict):
         return None
     settings = {"name": name, **found}
-    on_expiry = settings.pop(ON_EXPIRY, DROP)
+    on_expiry, shovel_retry = settings.pop(ON_EXPIRY, DROP), settings.pop(SHOVEL_RETRY, "")
     try:
         record = msgspec.convert(settings, QueueRecord)
     except msgspec.ValidationError:
         return None
     note_on_expiry(record, on_expiry)
+    note_shovel_retry(record, shovel_retry)
     return record

@@ -17,8 +17,8 @@ __all__ = ["Inlet", "Target"]
 
 log = logging.getLogger("ignis.relay")
 
-Target = tuple[str, float | None, int]
-"""Which messages may share a load: those of one magazine, time to live and number of shards."""
+Target = tuple[str, float | None, int, bool]
+"""Which messages may share a load: those of one magazine, time to live and number of shards, all of them delayed or none."""
 
 
 class Inlet:
@@ -26,6 +26,7 @@ class Inlet:
 
     Attributes:
         path: of the channel's file. label: what its producer wrote. intake: where the messages come from.
+        delayed: whether they have due times.
     """
 
     def __init__(self, path: Path, intake: Intake, label: Label) -> None:
@@ -33,6 +34,7 @@ class Inlet:
         self.intake = intake
         self.label = label
         self.codec = CODEC_FLAGS[label.codec]
+        self.delayed = label.delayed
         self._magazine: Magazine[Any] | None = None
 
     @classmethod
@@ -64,8 +66,8 @@ class Inlet:
         self._magazine = None
 
     @staticmethod
-    def target_of(magazine: Magazine[Any]) -> Target:
-        return magazine.name, magazine.ttl_s, magazine.shards
+    def target_of(magazine: Magazine[Any], delayed: bool) -> Target:
+        return magazine.name, magazine.ttl_s, magazine.shards, delayed
 
     def finished(self) -> bool:
         """The producer is gone, and everything it had sent was taken. Raises NativeError when the file was damaged."""

@@ -109,7 +109,6 @@ class Relay:
 
         Raises:
             LockHeldError: another relay runs on the directory. StoreUnreachableError, StoreFormatError: no store.
-            StoreFailedError: the store must be opened anew; what it does not have waits in the channels.
         LockHeldError later: the lock's file was deleted or replaced, and another relay has begun meanwhile.
         """
         if str(self.app.url).startswith("relay:"):
@@ -154,6 +153,11 @@ class Relay:
     def running(self) -> bool:
         """True from the moment that channels are looked at."""
         return self._running
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._stopping
 
     def stats(self) -> dict[str, int | str]:
         """Messages, bytes and loads since the start; channels taken up, finished and refused; channels now; the store's
@@ -276,7 +280,8 @@ class Relay:
                 if inlet.intake.waiting == 0:
                     continue
                 magazine = inlet.magazine(self.app)
-                load = self._next.get(Inlet.target_of(magazine)) or Load(magazine)
+                later = self.app.store if inlet.delayed else None
+                load = self._next.get(Inlet.target_of(magazine, inlet.delayed)) or Load(magazine, later)
                 if load.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes):
                     self._next[load.target] = load
             except (NativeError, UnreadableMessageError, ConfigError) as exc:
@@ -318,7 +323,7 @@ class Relay:
         """Each channel by itself: one channel's message that no store would take must not hold up the others."""
         failures = []
         for inlet in load.held:
-            part = Load(load.magazine)
+            part = Load(load.magazine, load.later)
             try:
                 part.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes)
                 part.pack(self._turns)
@@ -366,7 +371,7 @@ class Relay:
             return
         self._figures["store_errors"] += len(failures)
         for exc in failures:
-            if isinstance(exc, StoreFailedError) or not isinstance(exc, IgnisError):
+            if not isinstance(exc, IgnisError):
                 raise exc
         if self._failing != str(failures[0]):
             self._said.error("the store refuses, messages wait in their channels: %s", failures[0])
@@ -393,6 +398,7 @@ class Relay:
             "start_time": process_start_time(pid),
             "client_id": self.app.client_id,
             "farm_id": self.app.farm_id,
+            "keeps_later": self.app.store.magazines.keeps_later,
             "queues": queues,
         }
         problem = ""

@@ -11,7 +11,9 @@ from typing import Any
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, pack
 from ignis.relay.channel_reader import Inlet, Target
+from ignis.relay.due_times import due_batches
 from ignis.stacks import start_thread
+from ignis.storage.base import Store
 
 __all__ = ["Carrier", "Load", "Outcome"]
 
@@ -24,13 +26,18 @@ class Load:
 
     For the relay's thread, but for `store`.
 
+    Args:
+        magazine: where they go.
+        later: the store by whose clock they are due; None = they are not delayed.
+
     Attributes:
         held: how many messages of each inlet, which are the oldest that it holds and that no earlier load has.
         messages, bytes: of all.
     """
 
-    def __init__(self, magazine: Magazine[Any]) -> None:
+    def __init__(self, magazine: Magazine[Any], later: Store | None = None) -> None:
         self.magazine = magazine
+        self.later = later
         self._shards = magazine.shards
         self.held: dict[Inlet, int] = {}
         self.messages = 0
@@ -41,7 +48,7 @@ class Load:
     @property
     def target(self) -> Target:
         """Which messages it may have."""
-        return Inlet.target_of(self.magazine)
+        return Inlet.target_of(self.magazine, self.later is not None)
 
     def hold(self, inlet: Inlet, max_messages: int, max_bytes: int) -> int:
         """Adds what the inlet has, up to these bounds of the whole load; returns how many messages.
@@ -69,7 +76,11 @@ class Load:
     def store(self) -> Exception | None:
         """One transaction of the store, durable on return as the queue says. The error instead, if there is one."""
         try:
-            self.magazine.load_batches(self._batches, shards=self._shards)
+            if self.later is None:
+                self.magazine.load_batches(self._batches, shards=self._shards)
+            else:
+                batches, dues_ms = due_batches(self._batches, self.later)
+                self.magazine.load_batches(batches, shards=self._shards, dues_ms=dues_ms)
         except Exception as exc:
             return exc
         except BaseException as exc:  # whoever waits for the outcome gets one, whatever it was

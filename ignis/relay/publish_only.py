@@ -21,6 +21,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
+from ignis.storage.later import Delayed
 from ignis.storage.purging import PURGE_BATCH, Purged
 
 __all__ = ["NoArrays", "NoLocks", "NoReading", "refuse"]
@@ -108,6 +109,33 @@ class NoReading(MagazineStore):
 
     def wake(self, magazine: str) -> None:
         refuse("waking consumers", self.url)
+
+    def defer(
+        self,
+        magazine: str,
+        items: Sequence[Transfer],
+        dues_ms: Sequence[int],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
+    ) -> int:
+        refuse("moving messages", self.url)
+
+    def list_later(
+        self, magazine: str, *, after: tuple[int, int, int] | None = None, limit: int = 100
+    ) -> list[Delayed]:
+        refuse("looking at delayed messages", self.url)
+
+    def run_now(self, magazine: str, pointers: Pointers) -> int:
+        refuse("moving messages", self.url)
+
+    def cancel_later(self, magazine: str, pointers: Pointers) -> int:
+        refuse("removing messages", self.url)
+
+    def delayed(self, magazine: str) -> int:
+        refuse("counting messages", self.url)
+
+    def expired_later(self, magazine: str) -> int:
+        refuse("counting messages", self.url)
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         refuse("removing a queue", self.url)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from typing import Any, Protocol, TypeVar
 
 from ignis.config import PublisherSettings, RelaySettings, check_timeout
+from ignis.deadlines import Deadline
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
 from ignis.magazine import Magazine
-from ignis.native import MappedOutbox, Receipt
+from ignis.message import encode_key
+from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
 from ignis.process_hooks import on_fork
-from ignis.publisher import Publisher
+from ignis.publisher import Publisher, forget_publisher
+from ignis.relay.due_times import with_due
 
 __all__ = ["Channels", "ReceiptWatcher", "RelayPublisher"]
 
@@ -32,8 +36,14 @@ class Channels(Protocol):
     opening: threading.RLock
     """Held while a channel is made."""
 
-    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> MappedOutbox:
-        """A channel for messages of this queue by this process: a file of its own."""
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int, *, delayed: bool = False) -> MappedOutbox:
+        """A channel for messages of this queue by this process: a file of its own. ``delayed``: each has a due time."""
+
+    def check_delays(self) -> None:
+        """Raises DelayNotSupportedError where the relay, or its store, takes no delayed messages."""
+
+    def due_ms(self, delay: Any, at: Any) -> int:
+        """When a message is due, by the wall clock. Raises ConfigError."""
 
     def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
         """The error for a wait that took too long: RelayAbsentError where no relay runs. ``sent``: it is in the channel."""
@@ -48,12 +58,16 @@ class RelayPublisher(Publisher[M]):
       machine: durable is what the receipt says.
     * There is no flusher thread. A thread that completes receipts exists only while somebody awaits one.
     * Usable after ``fork``: the child makes a channel of its own with its first message.
+    * Delayed messages have a channel of their own, which the first of them makes.
     """
 
     tells_stored = False
+    _delays = False
+    """Whether its channel is that of delayed messages."""
 
     def __init__(self, magazine: Magazine[M], settings: PublisherSettings, channels: Channels) -> None:
         self._channels = channels
+        self._delayed: _DelayedPublisher[M] | None = None
         self.receipt_timeout_s = channels.settings.timeout_s
         super().__init__(magazine, settings)
         # After the store's own, whose locks the first message in the child needs: the store was there first.
@@ -62,13 +76,54 @@ class RelayPublisher(Publisher[M]):
 
     def _open_outbox(self) -> MappedOutbox:
         outbox = self._channels.new_outbox(
-            self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity
+            self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity, delayed=self._delays
         )
         ReceiptWatcher(outbox)
         return outbox
 
     def _start_flusher(self) -> None:
         return None
+
+    def _send_timed(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        later: tuple[Any, Any] | None,
+        deadline: Deadline | None,
+    ) -> Receipt:
+        if later is None:  # the relay tells the store no deadline: it travels in the envelope alone
+            return super()._send_timed(message, key, headers, timeout, later, deadline)
+        due_ms = self._channels.due_ms(*later)
+        delayed = self._delayed
+        if delayed is None:
+            self._channels.check_delays()
+            with self._channels.opening:
+                if self._closing:
+                    self._refuse()
+                delayed = self._delayed = self._delayed or _DelayedPublisher(
+                    self._magazine, self._settings, self._channels
+                )
+        return delayed.send_due(message, key, headers, timeout, due_ms, deadline)
+
+    def flush(self, timeout: float | None = None) -> None:
+        delayed, began_s = self._delayed, time.monotonic()
+        super().flush(timeout)
+        if delayed is not None:
+            delayed.flush(self.left_s(began_s, timeout))
+
+    @property
+    def sent(self) -> int:
+        return super().sent + (0 if self._delayed is None else self._delayed.sent)
+
+    @property
+    def pending(self) -> int:
+        return super().pending + (0 if self._delayed is None else self._delayed.pending)
+
+    @property
+    def failed(self) -> int:
+        return super().failed + (0 if self._delayed is None else self._delayed.failed)
 
     def _still_full(self) -> WaitTimeoutError:
         text = (
@@ -94,8 +149,18 @@ class RelayPublisher(Publisher[M]):
         if self._closing:
             return
         timeout_s = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
+        began_s = time.monotonic()
         self._closing = True
         self._put = self._refuse
+        with self._channels.opening:  # from now on nobody makes one
+            delayed = self._delayed
+        try:
+            self._close_own(timeout_s)
+        finally:
+            if delayed is not None:
+                delayed.close(self.left_s(began_s, timeout_s))
+
+    def _close_own(self, timeout_s: float) -> None:
         outbox = self._outbox
         try:
             outbox.wait_settled(outbox.sent, timeout_s)
@@ -118,6 +183,30 @@ class RelayPublisher(Publisher[M]):
                 self._outbox = self._open_outbox()
                 self._put = self._outbox.send
         return self._put(*args)
+
+
+class _DelayedPublisher(RelayPublisher[M]):
+    """The delayed messages of one publisher, in a channel of their own: the due time of each is in its envelope."""
+
+    _delays = True
+
+    def __init__(self, magazine: Magazine[M], settings: PublisherSettings, channels: Channels) -> None:
+        super().__init__(magazine, settings, channels)
+        forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
+
+    def send_due(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        due_ms: int,
+        deadline: Deadline | None,
+    ) -> Receipt:
+        raw_key = encode_key(key)
+        shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
+        meta = with_due(self._meta(headers, deadline), due_ms)
+        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
 
 class ReceiptWatcher:

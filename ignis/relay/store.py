@@ -21,20 +21,24 @@ from ignis.config import PublisherSettings, RelaySettings, load_file, parse_bool
 from ignis.errors import (
     ClosedError,
     ConfigError,
+    DelayNotSupportedError,
     RegionIOError,
     RelayAbsentError,
     RelayRefusedError,
     StoreUnreachableError,
     WaitTimeoutError,
 )
+from ignis.later import due_time_ms
 from ignis.magazine import Magazine
-from ignis.native import MappedOutbox, PackedBatch, process_alive
+from ignis.native import MappedOutbox, PackedBatch, Record, process_alive
 from ignis.process_hooks import on_fork
-from ignis.relay.channel_label import VERSION, Label, record_of, settings_of
+from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
+from ignis.relay.due_times import with_due
 from ignis.relay.publish_only import NoArrays, NoLocks, NoReading, refuse
 from ignis.relay.publisher import RelayPublisher
 from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
+from ignis.storage.checks import check_dues
 
 __all__ = ["RelayStore", "open_store"]
 
@@ -92,8 +96,7 @@ class RelayStore(Store):
         state = self.directory.read_state()
         # Of a relay that lives: the words of an earlier one stand there until the next has written its own. Should we
         # miss the difference here, the relay refuses the channel.
-        lives = process_alive(_number(state.get("pid")), _number(state.get("start_time")))
-        if lives and (state.get("client_id"), state.get("farm_id")) != (client_id, farm_id):
+        if self._lives(state) and (state.get("client_id"), state.get("farm_id")) != (client_id, farm_id):
             raise ConfigError(
                 f"the relay on {path} serves client_id={state.get('client_id')!r}, farm_id={state.get('farm_id')!r}, "
                 f"not {client_id!r}, {farm_id!r}; every application needs a directory and a relay of its own"
@@ -107,8 +110,9 @@ class RelayStore(Store):
 
     # -- channels
 
-    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> MappedOutbox:
-        """A channel for messages of this queue by this process: a file of its own.
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int, *, delayed: bool = False) -> MappedOutbox:
+        """A channel for messages of this queue by this process: a file of its own. ``delayed``: each has a due time in its
+        envelope, see `ignis.relay.due_times`.
 
         Raises:
             PublishOnlyError: not the main magazine of a queue. RegionIOError: no room for the file (ENOSPC).
@@ -119,7 +123,7 @@ class RelayStore(Store):
         if record is None:
             refuse(f"magazine {queue!r}, which is no queue,", self.url)
         label = Label(
-            VERSION,
+            DELAYED_VERSION if delayed else VERSION,
             queue,
             record.codec,
             self.client_id,
@@ -152,6 +156,24 @@ class RelayStore(Store):
         outbox.on_timeout = self._waited
         outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
         return outbox
+
+    def check_delays(self) -> None:
+        """Raises DelayNotSupportedError: the relay that runs has a store that keeps none, or is of a version that knows none.
+        Where none runs the next one decides, and refuses the channel if it has to."""
+        state = self.directory.read_state()
+        if not self._lives(state) or state.get("keeps_later") is True:
+            return
+        store = f"the store of the relay on {self.directory.path}"
+        if "keeps_later" not in state:
+            store = f"the relay on {self.directory.path}, which is of an earlier version,"
+        raise DelayNotSupportedError(store)
+
+    def due_ms(self, delay: Any, at: Any) -> int:
+        """See `Channels.due_ms`."""
+        return due_time_ms(self, delay, at)
+
+    def _lives(self, state: dict[str, Any]) -> bool:
+        return process_alive(_number(state.get("pid")), _number(state.get("start_time")))
 
     def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
         """The error for a wait that ran out: it says whether a relay was there to wait for. ``sent``: the message is in the
@@ -264,8 +286,17 @@ class RelayMagazines(NoReading):
     def __init__(self, store: RelayStore) -> None:
         super().__init__(store.url)
         self._store = store
-        self._outboxes: dict[tuple[str, int], MappedOutbox] = {}
+        self._outboxes: dict[tuple[str, int, bool], MappedOutbox] = {}
         self._lock = threading.Lock()
+
+    @property
+    def keeps_later(self) -> bool:  # type: ignore[override]
+        """Whether the relay takes delayed messages; that of one that does not run yet is not known."""
+        try:
+            self._store.check_delays()
+        except DelayNotSupportedError:
+            return False
+        return True
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
         """Nothing to do: the relay declares what it finds channels for."""
@@ -279,9 +310,31 @@ class RelayMagazines(NoReading):
             WaitTimeoutError, RelayAbsentError: not stored in ``relay.timeout_s``. What was sent stays in the channel and is
             stored later; then the error is not ``retryable``. RelayRefusedError.
         """
+        self._send(magazine, [record for _, batch in batches for record in batch.records()], delayed=False)
+        return [0] * len(batches)
+
+    def load_later(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        dues_ms: Sequence[Sequence[int]],
+        ttl_s: float | None,
+    ) -> list[int]:
+        """`load` with a due time, by the wall clock, for each record. Raises DelayNotSupportedError too."""
+        check_dues(dues_ms, [batch.count for _, batch in batches])
+        self._store.check_delays()
+        records = []
+        for (_, batch), dues in zip(batches, dues_ms, strict=True):
+            for data, due_ms in zip(batch.records(), dues, strict=True):
+                record = Record(bytes(data))
+                records.append(record.replace(meta=with_due(record.meta, due_ms)))
+        if records:
+            self._send(magazine, records, delayed=True)
+        return [0] * len(batches)
+
+    def _send(self, magazine: str, records: Sequence[bytes], *, delayed: bool) -> None:
         timeout_s = self._store.settings.timeout_s
-        records = [record for _, batch in batches for record in batch.records()]
-        outbox = self._outbox(magazine, max(map(len, records)))
+        outbox = self._outbox(magazine, max(map(len, records)), delayed)
         last = 0
         for number, record in enumerate(records):
             try:
@@ -296,22 +349,21 @@ class RelayMagazines(NoReading):
         outbox.wait_settled(last, timeout_s)
         if outbox.first_error is not None:
             raise outbox.first_error
-        return [0] * len(batches)
 
     def names(self) -> list[str]:
         return [record.name for record in self._store.queues.list()]
 
-    def _outbox(self, magazine: str, record_bytes: int) -> MappedOutbox:
+    def _outbox(self, magazine: str, record_bytes: int, delayed: bool) -> MappedOutbox:
         """One for messages of up to 1 MiB, and one more for each power of two above that, should such a message come."""
         limit = max(_USUAL_BYTES, 1 << (record_bytes - 1).bit_length())
-        found = self._outboxes.get((magazine, limit))
+        found = self._outboxes.get((magazine, limit, delayed))
         if found is not None:
             return found
         with self._lock:
-            found = self._outboxes.get((magazine, limit))
+            found = self._outboxes.get((magazine, limit, delayed))
             if found is None:
-                found = self._store.new_outbox(magazine, limit, self._store.settings.capacity)
-                self._outboxes[magazine, limit] = found
+                found = self._store.new_outbox(magazine, limit, self._store.settings.capacity, delayed=delayed)
+                self._outboxes[magazine, limit, delayed] = found
             return found
 
     def close(self) -> None:

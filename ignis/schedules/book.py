@@ -15,6 +15,7 @@ from ignis.clock import Clock
 from ignis.config import check_name, check_queue_name, check_text, shown
 from ignis.errors import (
     ConfigError,
+    InvalidMessageError,
     MessageTooLargeError,
     PermissionDeniedError,
     PublishOnlyError,
@@ -36,7 +37,7 @@ from ignis.schedules.stored import (
 from ignis.schedules.timing import Cron, every_ms
 from ignis.storage.base import QueueRecord, Store
 
-__all__ = ["Schedule", "Schedules"]
+__all__ = ["Schedule", "Schedules", "encoded_message"]
 
 
 @dataclass(frozen=True)
@@ -269,9 +270,7 @@ class Schedules:
 
     def _put(self, asked: _Asked, declared: bool = False) -> StoredSchedule:
         codec = self._codec(asked.queue)
-        body = codec.encode_checked(asked.message)
-        if len(body) > MAX_BYTES:
-            raise MessageTooLargeError(len(body), MAX_BYTES, "what a schedule may carry")
+        body = encoded_message(asked.name, codec, asked.message)
         told = asked.told(body) if declared else ""
         queues, now_ms = self._store().queues, self._now_ms()
         try:
@@ -305,6 +304,17 @@ class Schedules:
         queues.update(asked.queue, apply)
         self._changed()
         return made[0]
+
+
+def encoded_message(schedule: str, codec: BodyCodec[Any], message: Any) -> bytes:
+    """The body that the schedule of that name publishes. Raises InvalidMessageError, MessageTooLargeError, which name it."""
+    try:
+        body = codec.encode_checked(message)
+    except InvalidMessageError as exc:
+        raise InvalidMessageError(f"schedule {schedule!r}: {exc}") from exc
+    if len(body) > MAX_BYTES:
+        raise MessageTooLargeError(len(body), MAX_BYTES, f"what schedule {schedule!r} may carry")
+    return body
 
 
 def _asked(name: str, queue: str, message: Any, cron: str | None, every: Any, timezone: str, missed: str) -> _Asked:

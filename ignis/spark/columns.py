@@ -86,12 +86,10 @@ def to_messages(
 ) -> DataFrame:
     """The DataFrame with the columns ``body``, ``key``, ``id`` and ``due``, the last three only where they are asked for.
 
-    Raises ConfigError: a name is no column, or both ``value`` and ``columns``, or ``id`` and ``at``, are given.
+    Raises ConfigError: a name is no column, or both ``value`` and ``columns`` are given.
     """
     if value is not None and columns is not None:
         raise ConfigError("give value or columns, not both")
-    if id is not None and at is not None:
-        raise ConfigError("give id or at, not both: a row that waits for its time is stored at least once")
     if value is not None:
         column = _column(df, value, "value")
         body = _as_bytes(df, column)

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from ignis.errors import ConfigError
 from ignis.later import MAX_DELAY_S
 from ignis.spark._pyspark import Column, IntegralType, TimestampType, functions
+from ignis.storage.checks import MAX_TTL_SAID
 
 __all__ = ["KINDS", "by_store_clock", "due_expression", "dues_of_column"]
 
@@ -39,6 +40,6 @@ def by_store_clock(dues: pa.Array, now_s: float, wall_s: float) -> list[int]:
     due at once. Raises ConfigError: one is over 100 years away."""
     latest = pc.max(dues).as_py()
     if latest > (wall_s + MAX_DELAY_S) * 1000:
-        raise ConfigError(f"a row is due at {latest} ms since 1970, which is not within 100 years")
+        raise ConfigError(f"a row is due at {latest} ms since 1970, which is more than {MAX_TTL_SAID} away")
     ahead_ms = -int((wall_s - now_s) * 1000 // 1)
     return [max(0, due_ms + ahead_ms) for due_ms in dues.to_pylist()]

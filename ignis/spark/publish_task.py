@@ -112,7 +112,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) -> list[tuple[int, LoadedOnce]]:
     """Stores the rows, in one transaction where the store has them; durable as the queue's setting promises on return. Those with
-    a due time are stored before the others, in a transaction of their own, and at least once.
+    a due time are stored before the others, in a transaction of their own.
 
     Args:
         turn: where rows without a key begin, modulo the shards.
@@ -136,7 +136,7 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
     delayed: list[tuple[int, LoadedOnce]] = []
     if "due" in names:
         waits = pc.is_valid(rows.column("due"))
-        delayed = _load_delayed(place, turn, rows.filter(waits))
+        delayed = _load_delayed(place, turn, rows.filter(waits), None if ids is None else ids.filter(waits))
         rows, ids = rows.filter(pc.invert(waits)), None if ids is None else ids.filter(pc.invert(waits))
         if not rows.num_rows:
             return delayed
@@ -164,17 +164,24 @@ def _packed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tup
     )
 
 
-def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch) -> list[tuple[int, LoadedOnce]]:
-    """Stores rows with a due time each. They are told apart in the batches by ids that are drawn for them."""
+def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tuple[int, LoadedOnce]]:
+    """Stores rows with a due time each. They are told apart in the batches by their ids, or by some that are drawn for them."""
     if not rows.num_rows:
         return []
     store, body = place.open(), rows.column("body")
     dues_ms = by_store_clock(rows.column("due"), store.now_s(), time.time())
-    drawn = position_ids(os.urandom(_PREFIX_BYTES), 0, body)
-    ids = pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(drawn)])
-    due_of = dict(zip(ids.to_pylist(), dues_ms, strict=True))
+    once = ids is not None
+    if ids is None:
+        drawn = position_ids(os.urandom(_PREFIX_BYTES), 0, body)
+        ids = pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(drawn)])
+    due_of: dict[bytes, int] = {}
+    for one, due_ms in zip(ids.to_pylist(), dues_ms, strict=True):
+        due_of.setdefault(one, due_ms)  # of an id that comes twice the first row is stored
     batches = _packed(place, turn, rows, ids)
     counts = [batch.count for _, batch in batches]
     dues = [[due_of[one] for one in batch.ids()] for _, batch in batches]
+    if once:
+        loaded = store.magazines.load_once(place.queue, batches, place.ttl_s, place.settings.remember_ids_s, dues)
+        return [(-1, LoadedOnce(0, one.loaded, one.repeats)) for one in loaded]
     store.magazines.load_later(place.queue, batches, dues, place.ttl_s)
     return [(-1, LoadedOnce(0, count, 0)) for count in counts]

@@ -70,8 +70,6 @@ class Target:
             raise ConfigError("a queue is appended to: use mode('append')")
         names, rest = split_options(options, "value", "key", "id", "at", "job")
         value, key, id, at = options.get("value"), options.get("key"), options.get("id"), options.get("at")
-        if id is not None and at is not None:
-            raise ConfigError("give id or at, not both: a row that waits for its time is stored at least once")
         if value is None and "body" in schema.fieldNames():
             value = "body"
         for what, name, kinds in (

@@ -54,7 +54,7 @@ def publish(
             Binary values of 16 bytes, UUIDs (``8-4-4-4-12`` hexadecimal digits, or 32) and whole numbers are the messages'
             ids, of everything else the MD5 is. Not null, and no text that looks like a UUID and is none.
         at: a column of moments (``timestamp``), or of whole numbers of milliseconds since 1970: nobody gets the message before.
-            Null: at once. Not with ``id``: such rows are stored at least once.
+            Null: at once. With ``id`` each row is stored once, whenever it is due.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.

@@ -118,9 +118,15 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
     """Whether `load_once` can tell that an id was loaded before."""
 
     def load_once(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        remember_s: float,
+        dues_ms: Sequence[Sequence[int]] | None = None,
     ) -> list[LoadedOnce]:
         """`load`, but for the records whose id an earlier `load_once` of this magazine remembers: those are left out.
+        With ``dues_ms`` `KeepsLater.load_later`, but for these: an id is known whether its message was delayed or not.
 
         Ids and records are stored in one transaction, so that of two loads of the same records, at the same time or
         one after a crash of the other, one stores each. An id is remembered for at least ``remember_s`` seconds from
@@ -129,7 +135,10 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
 
         Only where ``tells_repeats`` is true. The other stores load everything: at least once.
         """
-        firsts = self.load(magazine, batches, ttl_s)
+        if dues_ms is None:
+            firsts = self.load(magazine, batches, ttl_s)
+        else:
+            firsts = self.load_later(magazine, batches, dues_ms, ttl_s)
         return [LoadedOnce(first, batch.count, 0) for first, (_, batch) in zip(firsts, batches, strict=True)]
 
     @abc.abstractmethod

@@ -74,6 +74,8 @@ MAX_OWNER_BYTES = 1_024
 MOST_DUE_MS = (1 << 48) - 1
 """The last due time that a store keeps; it is in the year 10889."""
 MAX_TTL_S = 100 * 365 * 86_400
+MAX_TTL_SAID = f"{MAX_TTL_S // 86_400:,} days (100 years)"
+"""The same for people."""
 MAX_MOMENT_MS = 253_402_300_799_999
 """The last of year 9999: what comes later no calendar shows."""
 MAX_EPOCH = (1 << 63) - 1

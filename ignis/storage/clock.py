@@ -24,6 +24,7 @@ __all__ = ["StoreClock", "check_era", "machine_ms", "process_clock", "wall_ms"]
 # Goes on while the machine sleeps, where the system has such a clock: what has an end runs out meanwhile.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _DRIFT_MS = 5
+_MICROSECOND_S = 1e-6
 
 
 def wall_ms() -> int:
@@ -93,6 +94,11 @@ class StoreClock:
         if self._of_machine_ms is not None:
             return time.clock_gettime_ns(_CLOCK) / 1e9 + self._of_machine_ms / 1000
         return self.now_ms() / 1000
+
+    def until_s(self, at_ms: int) -> float:
+        """In how many seconds it is that time, to the microsecond: who sleeps so long does not sleep to the end of that
+        millisecond. 0.0 when it is over."""
+        return 0.0 if at_ms <= self.now_ms() else max(_MICROSECOND_S, at_ms / 1000 - self.now_s())
 
     def rising_ms(self) -> int:
         """Milliseconds since the machine was started."""

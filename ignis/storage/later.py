@@ -3,7 +3,8 @@
 A magazine may have a *later* magazine beside it, which its first delayed message makes. Records in it have a due time each, in
 milliseconds since 1970 by the store's own clock (`Store.now_s`), and are handed out by nobody. When one is due the store moves
 it to the tail of the main magazine, into the shard of the same number: whoever fires, or waits for a load, has that done first.
-The move is one transaction, so a record is in one of the two and never in both.
+The move is one transaction where a store has them, so a record is in one of the two and never in both. A store without says
+what a death in the middle of a move leaves, and bounds it; it loses nothing.
 """
 
 from __future__ import annotations
@@ -132,6 +133,11 @@ class KeepsLater:
 
     def delayed(self, magazine: str) -> int:
         """How many messages wait for their time, those included whose time to live ran out meanwhile."""
+        return 0
+
+    def expired_later(self, magazine: str) -> int:
+        """How many messages have expired before they were due, since the later magazine was made: in a delay, or between two
+        attempts. They were retired when they were due."""
         return 0
 
     def _no_later(self) -> Exception:

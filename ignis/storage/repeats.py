@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ignis.native import PackedBatch
 
-__all__ = ["without_repeats"]
+__all__ = ["dues_of_left", "without_repeats"]
 
 
 def without_repeats(
@@ -37,3 +37,18 @@ def without_repeats(
         else:
             left.append(None)
     return left, repeats
+
+
+def dues_of_left(
+    batches: Sequence[PackedBatch], left: Sequence[PackedBatch | None], dues_ms: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """The due times of what `without_repeats` has left, for each batch of which something is. Of a record that comes twice the
+    first one stays."""
+    found: list[list[int]] = []
+    for batch, rest, dues in zip(batches, left, dues_ms, strict=True):
+        if rest is batch:
+            found.append(list(dues))
+        elif rest is not None:
+            given = zip(batch.ids(), dues, strict=True)
+            found.append([next(due_ms for id, due_ms in given if id == wanted) for wanted in rest.ids()])
+    return found

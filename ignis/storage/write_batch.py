@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ignis.native import PackedBatch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.storage.records import Claim, FireResult, Pointers
 
 __all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "LoneReceiver", "PendingSync", "WriteBatch"]
@@ -156,6 +156,14 @@ class AtOnce:
         """
         return False
 
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
+        """A small delete by itself, of a request where it was received, as `try_together` makes it: True when it is as durable
+        as the magazine promises, or what must be flushed before anybody is told.
+
+        False when it would have to wait, or anything is wrong with it: nothing was made. Raises why it is refused.
+        """
+        return False
+
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         """`MagazineStore.fire` over all shards, or None when that would have to wait, or would retire expired records:
         nothing was claimed then."""
@@ -170,8 +178,3 @@ class AtOnce:
             return None
         writer.add(found.claims)
         return FiredInto(found.holes, found.expired, found.more)
-
-    def catch_up(self) -> bool:
-        """Does what the two calls above have left for later, such as forgetting claims whose records are gone; may wait.
-        False when there was nothing. For a call now and then."""
-        return False

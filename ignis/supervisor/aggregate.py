@@ -37,7 +37,7 @@ class Totals:
                 _add(self._dead, status["queues"], gauges=False)
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        """Queue -> the sums, in the form of ``Queue.local_stats``."""
+        """Queue -> the sums, in the form of ``Queue.local_stats``. All but the states of the moment never go down."""
         with self._lock:
             sums: dict[str, dict[str, Any]] = {}
             _add(sums, list(self._dead.values()), gauges=False)
@@ -54,14 +54,22 @@ class Totals:
 def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauges: bool) -> None:
     for one in queues:
         into = sums.setdefault(
-            one["queue"], {"queue": one["queue"], "published": 0, "shovel": Counter(), "consumer": Counter()}
+            one["queue"],
+            {"queue": one["queue"], "published": 0, "shovel": Counter(), "consumer": Counter(), "times": {}},
         )
         into["published"] += one.get("published", 0)
         shovel = dict(one.get("shovel", {}))
         # Each process has seen the same sideline.
-        waiting = max(into["shovel"].pop("waiting", 0), shovel.pop("waiting", 0) if gauges else 0)
+        seen = {
+            name: max(into["shovel"].pop(name, 0), shovel.pop(name, 0) if gauges else 0)
+            for name in ("waiting", "given_up")
+        }
         into["shovel"].update(shovel)
-        into["shovel"]["waiting"] = waiting
+        for name, value in seen.items():
+            into["shovel"][name] = value  # `update` of a counter adds
+        for name, time in one.get("times", {}).items():
+            before = into["times"].get(name)
+            into["times"][name] = time if before is None else _sum_times(before, time)
         counts = one.get("consumer") or {}
         into["consumer"].update(
             {
@@ -70,3 +78,8 @@ def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauge
                 if (gauges or name not in _GAUGES) and isinstance(value, int | float)
             }
         )
+
+
+def _sum_times(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    counts = [a + b for a, b in zip(one["counts"], other["counts"], strict=True)]
+    return {"counts": counts, "sum_s": one["sum_s"] + other["sum_s"]}

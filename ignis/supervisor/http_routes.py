@@ -1,4 +1,8 @@
-"""What a worker or supervisor shows over HTTP: ``/healthz``, ``/metrics``, ``/scale`` and ``/scale/<queue>``."""
+"""What a worker or supervisor shows over HTTP: ``/livez``, ``/readyz``, ``/healthz``, ``/metrics``, ``/scale`` and
+``/scale/<queue>``.
+
+``/livez`` fails where only a new process helps; ``/readyz`` while there is nobody to work, at the start and at the end;
+``/healthz`` where something is wrong, with the particulars."""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from typing import Any
 from ignis.app import Ignis
 from ignis.control.autoscaler import Autoscaler, queue_loads
 from ignis.control.queue_depths import queue_depths
-from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route
+from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route, yes_or_no
 from ignis.schedules.stored import schedule_figures
 from ignis.storage.base import Store
 from ignis.supervisor.manager import Supervisor
 from ignis.supervisor.worker_main import running_queues
 
-__all__ = ["app_endpoint", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
+__all__ = ["app_endpoint", "failed_queues", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
 
 _FRESH_S = 1.0
 """Figures of the store are at most this old: however many ask, it is asked once."""
@@ -81,18 +85,23 @@ def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler
     return {"/scale/": one_queue, "/scale": everything}
 
 
+def failed_queues(app: Ignis) -> list[str]:
+    """Names of the queues whose consumer has ended by an error."""
+    return [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
+
+
 def scale_endpoint(
     bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False
 ) -> HttpEndpoint:
     """Of an autoscaler alone."""
-    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
+    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public, setting="--bind")
 
 
 def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint:
     """Of an application in this process."""
 
     def health(rest: str) -> Reply:
-        failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
+        failed = failed_queues(app)
         ok = app.running and not failed
         firing = app.scheduler().stats() if app.running else {}
         return json_reply(
@@ -107,6 +116,8 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
         )  # fmt: skip
 
     routes = {
+        "/livez": lambda rest: yes_or_no(not failed_queues(app), "a consumer has failed"),
+        "/readyz": lambda rest: yes_or_no(app.ready and not failed_queues(app), "the consumers do not run"),
         "/healthz": health,
         "/metrics": _metrics_route(_Kept(app.stats)),
         **scale_routes(lambda: app.store, lambda: None),
@@ -139,6 +150,8 @@ def supervisor_endpoint(
         }
 
     routes = {
+        "/livez": lambda rest: yes_or_no(True, ""),  # it answers, and replaces its processes by itself
+        "/readyz": lambda rest: yes_or_no(supervisor.ready, "fewer processes than wanted consume"),
         "/healthz": health,
         "/metrics": _metrics_route(_Kept(stats)),
         **scale_routes(supervisor.store, autoscaler),

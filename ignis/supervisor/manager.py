@@ -155,6 +155,16 @@ class Supervisor:
     def _is_silent(self, one: WorkerProcess) -> bool:
         return one.silent_s >= self._settings.silent_after_s
 
+    @property
+    def ready(self) -> bool:
+        """Whether it is `healthy` and has not begun to stop."""
+        return self.healthy and not self._stopping
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._stopping
+
     def describe(self) -> dict[str, Any]:
         """For people and for the health endpoint."""
         return {

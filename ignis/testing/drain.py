@@ -212,7 +212,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
             queue.open()
             queue.sweep()
         every_s = queue.settings.shovel_interval_s
-        if every_s and due(f"shovel {queue.name}", every_s, every_s):
+        if every_s and (queue.settings.shovel_retry or due(f"shovel {queue.name}", every_s, every_s)):
             queue.shovel.run_scheduled()
 
 

@@ -99,8 +99,11 @@ def act_again(job: dict[str, Any], ctx: ignis.Context) -> Any:
     note(f"try {job['n']} {ctx.attempt}")
     if ctx.attempt == job.get("dies"):
         _die()
+    if ctx.attempt == job.get("asks"):
+        return ignis.RetryLater(0, "not yet")
     if ctx.attempt < job["good"]:
         raise RuntimeError(f"attempt {ctx.attempt}")
+    return None
 
 
 async def act_again_async(job: dict[str, Any], ctx: ignis.Context) -> Any:

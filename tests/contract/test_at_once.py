@@ -78,6 +78,4 @@ def test_threads_that_try_lose_nothing(store: Store) -> None:
         make(magazines, gone)
         assert gone.count == found.total() > 0
         taken += gone.count
-    while magazines.catch_up():
-        pass
     assert [state.in_flight for state in magazines.metadata("m")] == [0, 0]

@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 import pytest
 
 import ignis
+from ignis.control.queue_depths import queue_depths
+from ignis.metrics import Collector, Exposition
 from ignis.testing import Drained, drain
 from tests.contract.support import Kind
 from tests.support import eventually
@@ -103,3 +105,70 @@ def test_delayed_past_its_deadline(app: ignis.Ignis, on_expiry: str) -> None:
     stats = queue.stats()
     assert found == ["in time"]
     assert stats["sideline"] == (on_expiry == "sideline")
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = (one.getMessage() for one in caplog.records if "time to live" in one.getMessage())
+    return [text.split(" waited")[0] for text in texts]
+
+
+@pytest.mark.parametrize("by", ["a claim", "who waits", "the sweeper", "the store's clients"])
+def test_what_expires_while_it_is_delayed_is_counted_and_warned_of(
+    kind: Kind, app: ignis.Ignis, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    magazines = app.store.magazines
+    if not magazines.keeps_later:
+        pytest.skip("keeps no delayed messages")
+    queue = app.queue("jobs", str, shards=2)
+    queue.publish_many(["late", "late too"], delay=0.05, expires_in=0.01)
+    queue.publish("far", delay="1h")
+    assert queue.stats()["expired"] == 0
+
+    def retired() -> bool:
+        if by == "a claim":
+            assert magazines.fire("jobs", 9, app.store.owner).total() == 0
+        elif by == "who waits":
+            magazines.wait("jobs", magazines.wait("jobs", -1, 0), 0.2)
+        elif by == "the sweeper":
+            found = app.sweeper().run_once().expired
+            assert found in (0, 2)
+        else:
+            magazines.move_due("jobs")
+        return len(queue.later) == 1
+
+    eventually(retired)
+    assert queue.stats()["expired"] == 2
+    with ignis.Ignis(kind.url) as other:
+        assert queue_depths(other.store, other.store.queues.get("jobs"))["expired"] == 2  # type: ignore[arg-type]
+    assert 'ignis_expired_total{queue="jobs"} 2.0' in Exposition(Collector(app.stats)).text().decode()
+    if kind.name in ("memory", "embedded"):  # a broker's store warns in the broker
+        magazines.fire("jobs", 9, app.store.owner)
+        assert warned(caplog) == ["2 message(s) of jobs@LATER"]
+
+
+@pytest.mark.parametrize("pool", ["thread", "async"])
+def test_what_expires_between_two_attempts_is_counted_and_warned_of(
+    kind: Kind, app: ignis.Ignis, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    if not app.store.magazines.keeps_later:
+        pytest.skip("keeps no delayed messages")
+    queue = app.queue("jobs", str, shards=1)
+    calls: list[str] = []
+
+    def fail(body: str) -> None:
+        calls.append(body)
+        raise ValueError("not today")
+
+    async def fail_too(body: str) -> None:
+        fail(body)
+
+    queue.handler(retry=ignis.Retry(attempts=9, base="2.5s", max="2.5s", jitter=False))(
+        fail if pool == "thread" else fail_too
+    )
+    app.start()
+    queue.publish("a", expires_in=2)
+    eventually(lambda: queue.stats()["expired"] == 1)
+    assert queue.stats()["sideline"] == 0
+    if kind.name in ("memory", "embedded"):
+        eventually(lambda: warned(caplog) == ["1 message(s) of jobs@LATER"])
+    app.stop()

@@ -137,6 +137,17 @@ def test_an_end_of_the_time_to_live_holds_behind_the_move(later: MagazineStore, 
     assert drain(later, "m") == []
 
 
+def test_a_purge_leaves_alone_what_is_due(later: MagazineStore, now_ms: Callable[[], int]) -> None:
+    put(later, 0, now_ms() + 100, "due")
+    assert drain(later, "m") == []
+    due_ms = now_ms() + 101
+    wait_until(lambda: now_ms() > due_ms)
+    later.load_records("m", 0, records("there"))
+    assert later.purge("m", 10).waiting == 1
+    assert later.delayed("m") == 1
+    assert drain(later, "m") == ["due"]
+
+
 def test_cancel_list_and_run_now(later: MagazineStore, now_ms: Callable[[], int]) -> None:
     base_ms = now_ms() + FAR_MS
     for n in range(5):

@@ -148,6 +148,25 @@ def test_the_wall_clock_is_read_once_a_boot(tmp_path: Path, monkeypatch: pytest.
     assert abs(open_clock(tmp_path, "boot-2").now_ms() - clock.wall_ms()) < 60_000
 
 
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_who_waits_for_a_time_does_not_wait_for_the_end_of_its_millisecond(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store("memory://" if kind == "memory" else f"embedded://{tmp_path}/store") as store:
+        store.magazines.declare("m", 1)
+        real_ns = time.clock_gettime_ns
+        at_ns = [real_ns(clock._CLOCK) // 1_000_000 * 1_000_000]
+        monkeypatch.setattr(
+            time, "clock_gettime_ns", lambda which: at_ns[0] if which == clock._CLOCK else real_ns(which)
+        )
+        store.magazines.load_later("m", [(0, batch())], [[round(store.now_s() * 1000) + 1_000]], None)
+        at_ns[0] += 1_000_000_000 - 1_000
+        before_s = store.magazines.due_in_s("m")
+        assert before_s is not None and 0 < before_s < 0.000_1
+        at_ns[0] += 1_000
+        assert store.magazines.due_in_s("m") == 0
+
+
 @steps
 def test_the_memory_store_too(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store("memory://") as store:

@@ -23,10 +23,10 @@ NOT_IN_SDIST = (
 )  # fmt: skip
 NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
-    "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
+    "csrc/*", "tests/*", "bench/*", "scripts/*", "deploy/*", "docs/*",
 )  # fmt: skip
 RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
-SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml")
+SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml", ".htm", ".css", ".js", ".svg")
 """What of the package is in both."""
 SDIST_FILES = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "SECURITY.md",
@@ -58,6 +58,7 @@ def check_sdist(path: Path) -> Iterator[str]:
         *tree("csrc", ".c", ".h"),
         *tree("tests", ".py", ".json", ".bin", ".txt"),
         *tree("bench", ".py", ".sh", ".txt"),
+        *tree("deploy", ".yml", ".json"),
         *tree("docs", ".md"),
         *tree("scripts", ".py", ""),
     }

@@ -206,11 +206,19 @@ def raw_client(where: str | None = None) -> Any:
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
-            return aerospike.client({"hosts": [(host, int(port))]})
+            return aerospike.client({"hosts": [(host, int(port))], "policies": _patient()})
         except aerospike.exception.AerospikeError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def _patient() -> dict[str, dict[str, int]]:
+    """A second, which is the driver's own, is too little on a busy machine: to empty a set takes the server a while."""
+    limit_ms = int(WAIT_S * 1000)
+    calls = ("read", "write", "operate", "remove", "batch", "batch_parent_write", "query", "apply")
+    limits = {"socket_timeout": limit_ms, "total_timeout": limit_ms}
+    return {**dict.fromkeys(calls, limits), "info": {"timeout": limit_ms}}
 
 
 def hold_client(where: str) -> str:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
 RUN = ("sh", "python")
-SHOWN = ("text", "mermaid", "toml", "json", "ini", "sql", "c", "dockerfile", "yaml")
+SHOWN = ("text", "mermaid", "toml", "json", "ini", "sql", "c", "dockerfile", "yaml", "js", "go")
 LONGEST_S = 240.0
 
 

@@ -25,6 +25,7 @@ from tests.torture import (
     diskfull,
     fleet,
     kill9,
+    later,
     leader,
     mutants,
     powercut,
@@ -269,6 +270,14 @@ def schedules_command(rounds: int, seed: int | None, time_limit: float, short: b
     run.carry_out(schedules.tests(run.of(20 if short else 200), run.rng("schedules"), deadline=run.deadline))
 
 
+@main.command("later", help="Delayed messages and retries under kill -9, while the wall clock is set by hours.")
+@options
+@click.option("--short", is_flag=True, help="A few rounds, and the planted faults.")
+def later_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(later.tests(run.of(3 if short else 100), run.rng, deadline=run.deadline))
+
+
 @main.command("fleet", help="A supervised fleet under fire for 5 minutes, and an autoscaled one under a burst.")
 @options
 @click.option("--short", is_flag=True, help="8 seconds, and a small burst.")
@@ -394,6 +403,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         damage_command,
         leader_command,
         schedules_command,
+        later_command,
         fleet_command,
         spark_command,
         pipeline_command,

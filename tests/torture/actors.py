@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,7 @@ def writer(
     pause_s: float = 0.0,
     filler_bytes: int = -1,
     stop_when_failed: bool = True,
+    delay_share: float = 0.0,
 ) -> Role:
     """Loads messages ``first``, ``first + 1``, ... of writer ``number`` until killed, or ``limit`` of them.
 
@@ -139,16 +140,17 @@ def writer(
         sizes: lengths of the batches, drawn at random.
         pause_s: between batches.
         stop_when_failed: end at StoreFailedError; otherwise go on trying, as a careless caller would.
+        delay_share: of the batches, which are due a moment later.
     """
 
     def role(report: Reporter) -> None:
         rng = random.Random()
         store = place.open()
         report.note("opened")
-        write(store.magazines, report, rng)
+        write(store.magazines, lambda: int(store.now_s() * 1000), report, rng)
         store.close()
 
-    def write(magazines: MagazineStore, report: Reporter, rng: random.Random) -> None:
+    def write(magazines: MagazineStore, now_ms: Callable[[], int], report: Reporter, rng: random.Random) -> None:
         sequence, end, acknowledged = first, first + limit, 0
         while sequence < end:
             stop = min(end, sequence + rng.choice(sizes))
@@ -156,7 +158,11 @@ def writer(
             sequence = stop
             report.sending(many)
             try:
-                magazines.load(MAIN, pack(many, place.shards, rng.randrange(place.shards), filler_bytes), None)
+                batches = pack(many, place.shards, rng.randrange(place.shards), filler_bytes)
+                if rng.random() < delay_share:
+                    magazines.load_later(MAIN, batches, [_dues(now_ms(), len(many), rng)], None)
+                else:
+                    magazines.load(MAIN, batches, None)
             except StoreError as exc:
                 report.refused(many, exc)
                 if stop_when_failed and isinstance(exc, StoreFailedError):
@@ -177,9 +183,15 @@ def writer(
 
 
 def consumer(
-    place: Place, *, limit: int = 50, sideline_share: float = 0.0, reload_share: float = 0.0, idle_end: bool = False
+    place: Place,
+    *,
+    limit: int = 50,
+    sideline_share: float = 0.0,
+    reload_share: float = 0.0,
+    retry_share: float = 0.0,
+    idle_end: bool = False,
 ) -> Role:
-    """Fires, then finishes, sidelines or reloads what it got, until killed (``idle_end``: until nothing is left).
+    """Fires, then finishes, sidelines, reloads or puts off what it got, until killed (``idle_end``: until nothing is left).
 
     A moved message counts as not seen: it has to come out at the end.
     """
@@ -215,6 +227,9 @@ def consumer(
                 magazines.transfer(MAIN, SIDELINE, _transfers(claim.shard, claim.pointers, claim.records), None)
             elif luck < sideline_share + reload_share:
                 magazines.reload(MAIN, pointers)
+            elif luck < sideline_share + reload_share + retry_share and None not in claim.records:
+                items = _transfers(claim.shard, claim.pointers, claim.records)
+                magazines.defer(MAIN, items, _dues(int(store.now_s() * 1000), len(items), rng))
             else:
                 report.seen(known)
                 magazines.delete(MAIN, pointers)
@@ -222,6 +237,10 @@ def consumer(
         return fired.total()
 
     return role
+
+
+def _dues(now_ms: int, count: int, rng: random.Random) -> list[int]:
+    return [now_ms + rng.randint(0, 50) for _ in range(count)]
 
 
 def _transfers(shard: int, pointers: Sequence[int], records: Sequence[bytes | None]) -> list[Transfer]:
@@ -347,6 +366,10 @@ def browser(place: Place) -> Role:
             while found := store.magazines.scan(name, after=after, limit=2000):
                 report.present(identify(report, [record for _, _, record in found]))
                 after.update({shard: pointer for shard, pointer, _ in found})
+        behind = None
+        while waiting := store.magazines.list_later(MAIN, after=behind, limit=2000):
+            report.present(identify(report, [one.record for one in waiting]))
+            behind = waiting[-1][:3]
         store.close()
         report.note("browsed")
 

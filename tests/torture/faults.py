@@ -10,7 +10,8 @@ import importlib
 import itertools
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "reload_some",
     "skip_flushes",
     "wrap_logs",
+    "wrap_magazines",
 ]
 
 
@@ -72,6 +74,10 @@ _CHANGES = frozenset(
 )
 
 
+_LATER_CHANGES = frozenset({"declare_later", "defer", "load_later", "move_due"})
+_LATER_CALLS = _LATER_CHANGES | {"list_later", "next_due"}
+
+
 class _Log:
     """A log whose changes are made by ``around(real, *arguments, **options)``. Everything else goes to the real one."""
 
@@ -91,6 +97,30 @@ def wrap_logs(around: Callable[..., Any]) -> None:
     module: Any = importlib.import_module("ignis.storage.embedded.directory")
     real_log = module.Log
     module.Log = lambda *arguments, **options: _Log(real_log(*arguments, **options), around)
+    native = vars(importlib.import_module("ignis.native.store"))
+    calls = {native[name]: _on_log(native[name], around if name in _LATER_CHANGES else None) for name in _LATER_CALLS}
+    for name, one in list(sys.modules.items()):  # those that have imported such a function by its name too
+        if name == "ignis.native.store" or name.startswith("ignis.storage.embedded"):
+            vars(one).update({word: calls[value] for word, value in vars(one).items() if _known(value, calls)})
+
+
+def _known(value: object, calls: Mapping[Any, Any]) -> bool:
+    return callable(value) and isinstance(value, Hashable) and value in calls
+
+
+def _on_log(real: Any, around: Callable[..., Any] | None) -> Any:
+    """A function of a log, which the real one is handed to."""
+
+    def call(log: Any, *arguments: Any, **options: Any) -> Any:
+        def change(*given: Any, **with_: Any) -> Any:
+            return real(inner, *given, **with_)
+
+        inner = log._real if isinstance(log, _Log) else log
+        change.__name__ = real.__name__
+        vars(change)["__self__"] = inner
+        return change(*arguments, **options) if around is None else around(change, *arguments, **options)
+
+    return call
 
 
 def crash_at_commit(number: int, when: str) -> None:
@@ -136,7 +166,7 @@ def keep_refused() -> None:
     wrap_logs(around)
 
 
-def _wrap_magazines(change: Callable[[MagazineStore], None]) -> None:
+def wrap_magazines(change: Callable[[MagazineStore], None]) -> None:
     """Applies ``change`` to the magazines of every store that the actors open from now on."""
     actors: Any = importlib.import_module("tests.torture.actors")
     real_open = actors.open_store
@@ -171,7 +201,7 @@ def note_moves(path: str) -> None:
         magazines.transfer = noting(magazines.transfer, lambda source, target, items, *rest: len(items))
         magazines.reload = noting(magazines.reload, lambda name, pointers: sum(map(len, pointers.values())))
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def reload_some() -> None:
@@ -193,7 +223,7 @@ def reload_some() -> None:
 
         magazines.delete = delete
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def acknowledge_early() -> None:
@@ -210,7 +240,7 @@ def acknowledge_early() -> None:
 
         magazines.load = load
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def postpone_deletes() -> None:
@@ -227,7 +257,7 @@ def postpone_deletes() -> None:
 
         magazines.delete = delete
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def postpone_many_deletes() -> None:
@@ -244,7 +274,7 @@ def postpone_many_deletes() -> None:
 
         magazines.delete = delete
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def delete_on_fire() -> None:
@@ -261,7 +291,7 @@ def delete_on_fire() -> None:
 
         magazines.fire = fire
 
-    _wrap_magazines(change)
+    wrap_magazines(change)
 
 
 def delete_before_load() -> None:
@@ -279,4 +309,4 @@ def delete_before_load() -> None:
 
         magazines.transfer = transfer
 
-    _wrap_magazines(change)
+    wrap_magazines(change)

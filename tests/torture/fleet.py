@@ -316,7 +316,7 @@ class _Chaos:
     def _wait_drained(self) -> bool:
         """Until nothing is pending, in flight or in the sideline, by the figures of the supervisor's endpoint; or until
         nothing has moved for so long."""
-        wanted = ("ignis_queue_pending", "ignis_queue_sideline", "ignis_inflight_count")
+        wanted = ("ignis_queue_pending", "ignis_queue_sideline", "ignis_queue_in_flight")
         now = time.monotonic()
         deadline, still_since, before = now + _DRAIN_S, now, dict[str, float]()
         while time.monotonic() < deadline:
@@ -439,7 +439,7 @@ def _follow_up_and_down(
 
 
 def _settle(workers: _Workers, outcome: Outcome) -> None:
-    wanted = ("ignis_queue_pending", "ignis_inflight_count")
+    wanted = ("ignis_queue_pending", "ignis_queue_in_flight")
     deadline = time.monotonic() + _DRAIN_S
     while time.monotonic() < deadline:
         found = _metrics(workers.port, wanted)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ignis.storage.base import Transfer
+from ignis.storage.base import MagazineStore, Transfer
+from ignis.storage.records import group_pointers
 from tests.torture import faults
 from tests.torture.actors import (
     FOREVER_MS,
@@ -34,6 +35,7 @@ __all__ = ["crash_points", "kill9", "open_race"]
 _CONSUMER_LIMIT = 50
 _KILLS_PER_ROUND = 5
 _SCRIPT_MESSAGES = 24
+_FAR_MS = 1 << 46
 
 
 def _finish(outcome: Outcome, ledger: Ledger, place: Place, where: str) -> None:
@@ -87,8 +89,10 @@ def _one_round(
     writers = iter(range(1, 1000))
     roles: dict[str, Callable[[], Role]] = {
         "writer": lambda: writer(place, next(writers), pause_s=0.0005),
-        "writer2": lambda: writer(place, next(writers), pause_s=0.0005),
-        "consumer": lambda: consumer(place, limit=_CONSUMER_LIMIT, sideline_share=0.3, reload_share=0.1),
+        "writer2": lambda: writer(place, next(writers), pause_s=0.0005, delay_share=0.3),
+        "consumer": lambda: consumer(
+            place, limit=_CONSUMER_LIMIT, sideline_share=0.3, reload_share=0.1, retry_share=0.1
+        ),
         "mover": lambda: mover(place),
         "sweeper": lambda: sweeper(place),
     }
@@ -134,7 +138,7 @@ def _one_round(
 
 
 def _script(place: Place, report: Reporter) -> None:
-    """Every two-step protocol once, in one process: load, fire, delete, transfer, reload, sweep."""
+    """Every two-step protocol once, in one process: load, fire, delete, transfer, reload, sweep; and with due times."""
     store = place.open()
     report.note("opened")
     magazines = store.magazines
@@ -173,8 +177,32 @@ def _script(place: Place, report: Reporter) -> None:
             if record is not None
         ]
         magazines.transfer(SIDELINE, MAIN, items, None)
+    _later_steps(magazines, place, report)
     store.close()
     report.note("done")
+
+
+def _later_steps(magazines: MagazineStore, place: Place, report: Reporter) -> None:
+    """Delayed messages: put, moved, put off, cancelled, run now."""
+    for number, due_ms in enumerate((1, 2, _FAR_MS, _FAR_MS + 1)):
+        many = [make_id(2, number * 4 + one) for one in range(4)]
+        report.sending(many)
+        magazines.load_later(MAIN, pack(many, place.shards, number), [[due_ms] * 4], None)
+        report.acknowledged(many)
+    magazines.move_due(MAIN, 4)
+    for claim in magazines.fire(MAIN, 4, "somebody").claims:
+        items = [
+            Transfer(claim.shard, pointer, record, claim.shard)
+            for pointer, record in zip(claim.pointers, claim.records, strict=True)
+            if record is not None
+        ]
+        magazines.defer(MAIN, items, [_FAR_MS + 2] * len(items))
+    waiting = magazines.list_later(MAIN, limit=100)
+    known = identify(report, [one.record for one in waiting[:3]])
+    report.seen(known)
+    magazines.cancel_later(MAIN, group_pointers((one.shard, one.pointer) for one in waiting[:3]))
+    report.finished(known)
+    magazines.run_now(MAIN, group_pointers((one.shard, one.pointer) for one in waiting[3:6]))
 
 
 def crash_points(

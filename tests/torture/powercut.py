@@ -1,7 +1,8 @@
 """Power cuts: a file system is stopped without writing its log, while writers and consumers are at work on it.
 
 In lock-step the writer stops right after an acknowledgement, so that no later commit can make up for a missing one;
-otherwise the cut comes at a random moment. The machine itself does not restart: a recovery that asked for that would
+otherwise the cut comes at a random moment. In half of the stores messages are delayed, moved when they are due, and put off for
+another attempt. The machine itself does not restart: a recovery that asked for that would
 find the same boot and do nothing. ``how`` says what the store is opened on then: the same volume mounted again, or a
 copy of its device, as a snapshot of it is, mounted elsewhere.
 """
@@ -56,6 +57,8 @@ class _Machine:
         self.prepare = mutant.plant if mutant is not None else None
         self.ledger = Ledger()
         self.cuts = 0
+        self.later = rng.random() < 0.5
+        """Some messages are delayed and some are tried again: then nothing has an order that could be checked."""
         options = {"sync_interval_ms": INTERVAL_MS, **(mutant.options if mutant is not None else {})}
         self.place = Place(store_url(self.directory), durability, shards=3, options=options)
         self.judged = mutant.judged if mutant is not None and mutant.judged else durability
@@ -75,10 +78,14 @@ class _Machine:
         children: list[Child] = []
         try:
             for number in range(writers):
-                role = writer(self.place, self.cuts * 4 + number, pause_after=pause, pause_s=pause_s)
+                role = writer(
+                    self.place, self.cuts * 4 + number, pause_after=pause, pause_s=pause_s,
+                    delay_share=0.5 if self.later else 0.0,
+                )  # fmt: skip
                 children.append(Child(role, "writer", self.prepare))
             if self.rng.random() < 0.6:
-                children.append(Child(consumer(self.place), "consumer", self.prepare))
+                role = consumer(self.place, retry_share=0.3 if self.later else 0.0)
+                children.append(Child(role, "consumer", self.prepare))
             self._work(children, lockstep)
             at = self.volume.cut()
             for child in children:
@@ -122,7 +129,7 @@ class _Machine:
 
     def drain(self) -> list[str]:
         """Everything out; the faults of the store's whole life."""
-        with Child(drainer(self.place), "drainer") as child:
+        with Child(drainer(self.place, ordered=not self.later), "drainer") as child:
             status = child.join(self.ledger, 60)
             if status or child.noted("left") is not None:
                 return [f"drain after the cut: exit {status} {child.noted('left') or ''} {child.trouble()}"]

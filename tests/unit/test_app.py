@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreUnreachableError
+from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreFormatError, StoreUnreachableError
 from tests.support import WAIT_S, NewThreads, eventually, wait_idle
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -216,10 +216,10 @@ def test_run_raises_what_broke_a_consumer(memory_app: ignis.Ignis, monkeypatch: 
     queue.handler(lambda message: None)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise StoreFailedError("EIO")
+        raise StoreFormatError("another format")
 
     monkeypatch.setattr(queue.main.store, "fire", broken)
-    with pytest.raises(StoreFailedError, match="EIO"):
+    with pytest.raises(StoreFormatError, match="another format"):
         memory_app.run()
     assert not memory_app.running
 
@@ -241,6 +241,20 @@ def test_closing(store_url: str, new_app: MakeApp) -> None:
             await third.queue("jobs", int).apublish(1)
 
     asyncio.run(main())
+
+
+def test_closing_stops_what_was_started_by_itself(app: ignis.Ignis, caplog: pytest.LogCaptureFixture) -> None:
+    """A queue that was started without its application does not go on over a closed store."""
+    queue, seen = app.queue("jobs", int), []
+    queue.handler(seen.append)
+    threads = NewThreads()
+    queue.start()
+    queue.publish(1)
+    eventually(lambda: seen == [1])
+    app.close()
+    assert not queue.started
+    eventually(lambda: not threads.named("ignis-jobs"))
+    assert not caplog.records
 
 
 def test_no_thread_is_left_after_a_stop(app: ignis.Ignis) -> None:

@@ -23,7 +23,7 @@ def sample(kind: type[IgnisError]) -> IgnisError:
     if own is None:
         return kind("some text")
     parameters = list(inspect.signature(own).parameters.values())[1:]
-    return kind(*(SAMPLES[str(one.annotation)] for one in parameters))
+    return kind(*(SAMPLES[str(one.annotation)] for one in parameters if one.kind is not one.KEYWORD_ONLY))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

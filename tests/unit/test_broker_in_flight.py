@@ -16,7 +16,7 @@ def flat(magazine: str, many: list[tuple[int, int, int]]) -> set[tuple[str, int,
     return {(magazine, shard, pointer) for shard, start, stop in many for pointer in range(start, stop)}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "take"]), st.sampled_from("mn"), runs), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(["add", "take", "ask"]), st.sampled_from("mn"), runs), max_size=12))
 def test_it_is_a_set(steps: list[tuple[str, str, list[tuple[int, int, int]]]]) -> None:
     held, model = InFlight(), set[tuple[str, int, int]]()
     for step, magazine, many in steps:
@@ -24,9 +24,10 @@ def test_it_is_a_set(steps: list[tuple[str, str, list[tuple[int, int, int]]]]) -
         if step == "add":
             held.add(magazine, many)
             model |= named
-        else:
+        elif step == "take":
             assert flat(magazine, held.take(magazine, many)) == named & model
             model -= named
+        assert held.holds(magazine, many) == (named <= model)
         assert held.count == len(model)
         assert bool(held) == bool(model)
         assert held.count_of("m") == sum(one[0] == "m" for one in model)

@@ -28,6 +28,7 @@ from ignis.escaping import PlainFormatter
 from ignis.message import failed_record
 from ignis.storage import open_store
 from ignis.storage.base import Transfer
+from ignis.testing import drain
 from tests.support import WAIT_S, eventually
 
 
@@ -413,6 +414,22 @@ def test_publish_with_a_delay(run: Run, url: str) -> None:
     assert [one["body"] for one in run("peek", "q", "-u", url, "--json").documents()] == ["over"]
 
 
+def test_publish_with_a_deadline(run: Run, url: str) -> None:
+    lines = b'"a"\n"b"\n'
+    assert run("publish", "q", "--create", "--expires-in", "2h", "-u", url, stdin=lines).code == 0
+    assert run("publish", "q", "--expires-at", "2099-01-31T08:00+01:00", "-u", url, stdin=b'"c"\n').code == 0
+    assert run("publish", "q", "--expires-at", "2001-01-31T08:00Z", "-u", url, stdin=b'"over"\n').code == 0
+    assert run("publish", "q", "--delay", "1h", "--expires-in", "2h", "-u", url, stdin=b'"later"\n').code == 0
+    with Ignis(url) as app:
+        queue = app.queue("q")
+        found: list[str] = []
+        queue.handler(found.append)
+        drain(queue)
+        assert sorted(found) == ["a", "b", "c"]
+        (waiting,) = queue.later.list()
+        assert waiting.message is not None and waiting.message.expires_at_ms is not None
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -421,6 +438,10 @@ def test_publish_with_a_delay(run: Run, url: str) -> None:
         (["--at", "tomorrow"], "2030-01-31T08:00"),
         (["--at", "2099-01-31T08:00"], "time zone"),
         (["--delay", "40000w"], "100 years"),
+        (["--expires-in", "10m", "--expires-at", "2099-01-31T08:00Z"], "--expires-in and --expires-at: give one"),
+        (["--expires-in", "soon"], "--expires-in = 'soon' is not a duration"),
+        (["--expires-in", "0"], "above 0"),
+        (["--expires-at", "2099-01-31T08:00"], "--expires-at 2099-01-31T08:00: without a time zone"),
     ],
 )
 def test_publish_with_a_time_that_is_none(run: Run, url: str, options: list[str], says: str) -> None:
@@ -756,6 +777,29 @@ def test_a_second_broker_on_a_port_names_the_address(run: Run, url: str) -> None
     assert result.code == 4
     assert result.error()["code"] == "address_in_use"
     assert f"another process listens at 127.0.0.1:{port}; give another address with --bind" in result.error()["message"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["broker", "--bind", "127.0.0.1:0"], "--health-bind"),
+        (["worker", "tests.apps.jobs:app"], "--health-bind"),
+        (["worker", "tests.apps.jobs:app", "--processes", "1"], "--health-bind"),
+        (["autoscale"], "--bind"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_an_endpoint_whose_port_is_taken_is_held_by_another_process(
+    run: Run, url: str, command: list[str], option: str
+) -> None:
+    """It ended with 2, as if the call were wrong."""
+    assert run("queue", "create", "jobs", "-u", url).code == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run(*command, option, where, "-u", url, "--json")
+    assert result.code == 4
+    assert result.error()["code"] == "address_in_use"
+    assert f"another process listens at {where}; give another address with {option}" in result.error()["message"]
 
 
 def test_an_address_that_the_machine_does_not_have_is_a_setting(run: Run, url: str) -> None:

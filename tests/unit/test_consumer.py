@@ -16,6 +16,7 @@ import ignis
 from ignis.consumer import Consumer
 from ignis.consumer.dispatcher import Dispatcher
 from ignis.errors import (
+    ClosedError,
     ConfigError,
     ConsumerLimitError,
     StoreBusyError,
@@ -569,13 +570,45 @@ def test_a_stop_that_cannot_acknowledge_says_so(app: ignis.Ignis, monkeypatch: p
     assert queue.main.in_flight() == 1
 
 
-def test_a_failed_store_ends_the_consumer(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_ends_the_consumer(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = app.queue("jobs", int)
     queue.handler(lambda message: None)
     queue.publish(1)
-    monkeypatch.setattr(queue.main.store, "delete", failing(1_000, lambda: 0, StoreFailedError("EIO")))
-    with pytest.raises(StoreFailedError, match="EIO"):
+    monkeypatch.setattr(queue.main.store, "delete", failing(1_000, lambda: 0, ClosedError("gone")))
+    with pytest.raises(ClosedError, match="gone"):
         app.run(stop_timeout=1)
+
+
+@pytest.mark.parametrize("call", ["fire", "delete"])
+def test_a_disk_that_fails_for_a_while_ends_no_consumer(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The store writes into another file with the next call, so claims and acknowledgements are made again."""
+    queue = app.queue("jobs", int)
+    seen: list[int] = []
+    queue.handler(seen.append)
+    queue.publish(1)
+    store, failed = queue.main.store, []
+
+    def first_three_fail(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if len(failed) < 3:
+                failed.append(1)
+                raise StoreFailedError("EIO")
+            return real(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("fire", "fire_next", "try_fire") if call == "fire" else ("delete",):
+        if hasattr(store, name):
+            monkeypatch.setattr(store, name, first_three_fail(getattr(store, name)))
+    app.start()
+    wait_idle(queue)
+    assert len(failed) == 3
+    assert seen == [1]
+    assert queue.consumer is not None
+    assert not queue.consumer.failed
+    assert app.stop() is True
 
 
 def test_an_acknowledgement_that_comes_too_late_is_counted(app: ignis.Ignis, gate: Gate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ignis import Ignis
+from ignis import Ignis, delaying_publisher
 from ignis.errors import (
     ChannelFullError,
     ClosedError,
@@ -112,6 +113,20 @@ def test_one_key_keeps_its_order_at_one_time(app: Ignis) -> None:
     queue.start()
     eventually(lambda: len(got) == 300)
     assert got == sorted(got)
+
+
+def test_one_time_is_one_due_time_however_late_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that rests between two clocks takes the pause for a part of the delay."""
+    reckon, pauses = delaying_publisher.due_time_ms, itertools.cycle((7, 0, 3, 1))
+    monkeypatch.setattr(delaying_publisher, "due_time_ms", lambda *asked: reckon(*asked) + next(pauses))
+    with Ignis("memory://") as app:
+        queue = app.queue("jobs", int, shards=1)
+        at = datetime.now(timezone.utc) + timedelta(hours=1)
+        with queue.publisher() as publisher:
+            for n in range(20):
+                publisher.send(n, at=at)
+        assert len({one.due for one in queue.later}) == 1
+        assert [one.message.body for one in queue.later if one.message] == [b"%d" % n for n in range(20)]
 
 
 def test_exact_by_a_clock_of_the_tests() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import ignis
-from ignis.figures import CONSUMER, QUEUE, SHOVEL, ConsumerFigures
+from ignis.figures import CONSUMER, QUEUE, SHOVEL, TIMES, ConsumerFigures
 from ignis.metrics import Collector
 from ignis.supervisor.aggregate import Totals
 
@@ -17,7 +17,8 @@ def test_stats_have_what_is_declared(memory_app: ignis.Ignis) -> None:
     stats = queue.stats()
     assert stats["consumer"].keys() == {one.name for one in CONSUMER}
     assert stats["shovel"].keys() == {one.name for one in SHOVEL}
-    assert stats.keys() == {one.name for one in QUEUE} - {"swept"} | {"queue", "consumer", "shovel"}
+    assert stats.keys() == {one.name for one in QUEUE} - {"swept"} | {"queue", "consumer", "shovel", "times"}
+    assert stats["times"].keys() == {one.name for one in TIMES}
 
 
 def test_every_metric_of_a_queue_is_shown_once(memory_app: ignis.Ignis) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 
@@ -348,6 +348,7 @@ def test_middleware_that_forgets_the_handler_fails_the_message() -> None:
 # -- batches
 
 
+ASKED = Failure("exception", "RetryLater: in 1 s")
 REJECTED, ERROR = Failure("rejected", ""), Failure("exception", "RuntimeError: no")
 BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
     ("all done", lambda messages, ctx: None, [None] * 3),
@@ -364,6 +365,13 @@ BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
         lambda messages, ctx: [None, False],
         [Failure("exception", "batch handler answered with a list of 2 for 3 messages: which fail cannot be told")] * 3,
     ),
+    (
+        "too few, one asks for its own time",
+        lambda messages, ctx: [None, ignis.RetryLater(1)],
+        [Failure("exception", "batch handler answered with a list of 2 for 3 messages: which fail cannot be told")] * 3,
+    ),
+    ("one asks for its own time", lambda messages, ctx: [None, ignis.RetryLater(1), True], [None, ASKED, None]),
+    ("all ask", lambda messages, ctx: ignis.RetryLater(1), [ASKED] * 3),
     ("too few", lambda messages, ctx: [None], [None] * 3),
     ("empty", lambda messages, ctx: [], [None] * 3),
     ("numbers", lambda messages, ctx: [0, 1, 2], [None] * 3),
@@ -491,6 +499,22 @@ def context_first(ctx: Context, order: dict[str, Any]) -> None:
     pass
 
 
+class Row(TypedDict):
+    n: int
+
+
+def on_int(number: int) -> None:
+    pass
+
+
+def on_float(number: float) -> None:
+    pass
+
+
+def on_bytes(data: bytes) -> None:
+    pass
+
+
 def on_either(orders: list[dict[str, Any]] | dict[str, Any]) -> None:
     pass
 
@@ -539,7 +563,10 @@ def test_what_contradicts_itself_is_refused_where_it_is_registered(
         (on_list, None, {}),  # any JSON value
         (on_list, Annotated[list[int], "rows"], {}),
         (on_one, dict, {}),
-        (on_one, int, {}),  # a middleware may make of it what it likes
+        (on_int, float | int, {}),
+        (on_float, int, {}),
+        (on_bytes, bytearray, {}),
+        (on_one, Row, {}),
         (on_either, dict, {"batch_size": 10}),
         (on_either, dict, {}),
         (on_any, dict, {"batch_size": 10}),
@@ -552,6 +579,38 @@ def test_what_contradicts_itself_is_refused_where_it_is_registered(
 def test_what_may_be_meant_is_registered(memory_app: ignis.Ignis, fn: Any, kind: Any, options: dict[str, Any]) -> None:
     memory_app.queue("orders", kind).handler(**options)(fn)
     memory_app.handler("orders.*", kind, **options)(fn)
+
+
+OTHER_TYPES: list[tuple[Callable[..., Any], Any, str]] = [
+    (on_int, str, r"on_int takes int, but the queue's messages are str: annotate it with that"),
+    (on_int, float, "on_int takes int, but the queue's messages are float"),
+    (on_one, int, r"on_one takes dict\[str, .*\], but the queue's messages are int"),
+    (functools.partial(on_bytes), str, "takes bytes, but the queue's messages are str"),
+]
+
+
+@pytest.mark.parametrize(("fn", "kind", "says"), OTHER_TYPES)
+def test_another_type_than_the_queues_is_refused(memory_app: ignis.Ignis, fn: Any, kind: Any, says: str) -> None:
+    queue = memory_app.queue("orders", kind)
+    with pytest.raises(ConfigError, match=says):
+        queue.handler(fn)
+    assert queue.spec is None
+    with pytest.raises(ConfigError, match=says):
+        memory_app.handler("orders.*", kind)(fn)
+    assert not memory_app.templates
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_middleware_may_make_of_it_what_it_likes(memory_app: ignis.Ignis, whole: bool) -> None:
+    queue = memory_app.queue("orders", str)
+
+    def as_number(ctx: Context, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    (memory_app if whole else queue).middleware(as_number)
+    queue.handler(on_int)
+    if whole:
+        memory_app.handler("orders.*", str)(on_int)
 
 
 def three(message: Any, ctx: Any, more: Any) -> None:

@@ -187,17 +187,21 @@ def test_what_cannot_be_looked_at_ends_no_worker(memory_app: ignis.Ignis, pool: 
     assert (queue.sideline.peek()[0].envelope.error or "").startswith("ShyError")
 
 
+def none_asks(_: object, __: int) -> None:
+    raise AssertionError
+
+
 def test_batch_answers_that_cannot_be_looked_at_fail_nothing() -> None:
     made = HandlerLog("jobs", "handle")
-    assert batch_outcomes(Unbound(), 2, made) == [None, None]
-    assert batch_outcomes([Unbound(), True], 2, made) == [None, None]
+    assert batch_outcomes(Unbound(), 2, made, none_asks) == [None, None]
+    assert batch_outcomes([Unbound(), True], 2, made, none_asks) == [None, None]
 
 
 def test_a_list_of_another_length_is_told_with_both_lengths(caplog: pytest.LogCaptureFixture) -> None:
     made = HandlerLog("jobs", "handle")
-    assert batch_outcomes([True] * 4, 3, made) == [None] * 3
+    assert batch_outcomes([True] * 4, 3, made, none_asks) == [None] * 3
     assert "returned a list of 4 for a batch of 3" in caplog.text
-    [failure] = set(batch_outcomes([False], 2, made))
+    [failure] = set(batch_outcomes([False], 2, made, none_asks))
     assert isinstance(failure, Failure)
     assert "a list of 1 for 2 messages" in failure.error
 

@@ -17,7 +17,7 @@ import pytest
 
 import ignis
 from ignis import http_endpoint
-from ignis.errors import ConfigError
+from ignis.errors import AddressInUseError, ConfigError
 from ignis.http_endpoint import HttpEndpoint, Reply, parse_bind
 from ignis.supervisor.http_routes import app_endpoint
 from tests.support import WAIT_S, eventually, wait_idle
@@ -328,8 +328,10 @@ def test_an_address_that_others_reach_must_be_meant(text: str) -> None:
 
 
 def test_a_port_that_is_taken(endpoint: HttpEndpoint) -> None:
-    with pytest.raises(ConfigError, match=f"cannot listen on {endpoint.port}"):
+    with pytest.raises(AddressInUseError, match=f"another process listens at {endpoint.port}.* --health-bind"):
         HttpEndpoint(str(endpoint.port), {})
+    with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:9"):
+        HttpEndpoint("192.0.2.1:9", {}, public=True)
 
 
 def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +342,8 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
     try:
         port = endpoint.port
         assert fetch_json(port, "/healthz")[0] == 503, "it does not run yet"
+        assert fetch_json(port, "/livez") == (200, {"status": "ok"})
+        assert fetch_json(port, "/readyz") == (503, {"status": "failing", "error": "the consumers do not run"})
         assert fetch_json(port, "/scale/jobs") == (200, {"queue": "jobs", "pending": 5, "oldest_age_s": AnyFloat()})
         assert fetch_json(port, "/scale/none") == (404, {"error": "no active queue 'none'"})
         assert fetch_json(port, "/scale")[1]["pending"] == 5
@@ -347,6 +351,7 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         wait_idle(queue)
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["queues"], health["paused"]) == (200, "ok", ["jobs"], False)
+        assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
         assert health["schedules"] == {"fired": 0, "missed": 0, "failed": 0}
         app.refresher.states["other"] = "failed: /var/lib/orders/format.json: Permission denied"
         assert fetch_json(port, "/healthz")[1]["states"]["other"] == "failed", "no path for whoever reaches the port"
@@ -354,6 +359,12 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(queue.consumer, "failed", OSError("disk"))
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["failed"]) == (503, "failing", ["jobs"])
+        assert fetch_json(port, "/livez") == (503, {"status": "failing", "error": "a consumer has failed"})
+        assert fetch_json(port, "/readyz")[0] == 503
+        monkeypatch.undo()
+        assert fetch_json(port, "/livez")[0] == 200
+        app.stop()
+        assert (fetch_json(port, "/livez")[0], fetch_json(port, "/readyz")[0]) == (200, 503), "it stops, and lives"
     finally:
         endpoint.close()
 

@@ -23,17 +23,17 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history last_run log_limit near_names private_files regular_files "
-            "stop_signals urls"
+            "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
+            "near_names private_files regular_files service_notify stop_signals urls"
         ),
         "config file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing deadlines figures later leader locks pausing registration schedules",
-        "cancellation magazine metrics retries told_progress",
-        "context publisher",
+        "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules",
+        "cancellation magazine metrics metrics_page retries told_progress",
+        "context publisher shovel_rounds",
         "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "app_running",
         "app",
         "broker progress relay spark supervisor testing",
-        "demo",
+        "console demo",
         "cli",
         "__main__",
     ),
@@ -94,7 +94,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "held_claims metrics",
         "caller",
         "application_table broker_commands permission_check presence",
-        "calls publish_commands",
+        "calls lone_acks publish_commands",
         "claim_commands later_commands lock_commands queue_commands store_commands",
         "command_table consumer_commands",
         "request_queue",
@@ -105,9 +105,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "command exit_codes filters output state",
-        "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
+        "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
         "autoscale broker completion inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
+    ),
+    "ignis.console": (
+        "audit refusals roles sessions snapshot",
+        "access jobs leases",
+        "call",
+        "account gateway reading",
+        "changing",
+        "routes",
+        "openapi",
+        "asgi",
+        "server",
     ),
     "ignis.consumer": (
         "forked handler_form handler_log middleware work",
@@ -133,7 +144,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
-        "scheduler sweeper",
+        "inspection scheduler sweeper",
     ),
     "ignis.demo": (
         "data results settings",
@@ -153,9 +164,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
+    "ignis.native": (
+        "_pools channel frame gate handling histogram intake lone outbox plan record ring slab store wait wire",
+    ),
     "ignis.relay": (
-        "channel_label directory publish_only publisher",
+        "channel_label directory due_times publish_only",
+        "publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
@@ -200,8 +214,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "connection",
         "context pointer_recovery shard_count",
         "array_queues catalogue java_locks queues",
-        "append holes locks open_pointers trickle",
+        "append due_index holes locks open_pointers trickle",
         "claim inspection remove",
+        "later_records",
+        "later_inspection",
+        "later",
         "magazines",
         "store",
     ),
@@ -242,7 +259,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
 # The first unit that may say `from ignis import Name`: it is no part of what the package's own module imports.
 FIRST_USER = "broker"
 
-DRIVERS = ("aerospike", "kazoo", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
+DRIVERS = (
+    "aerospike",
+    "kazoo",
+    "prometheus_client",
+    "psycopg",
+    "pydantic",
+    "pyspark",
+    "pytest",
+    "starlette",
+    "uvicorn",
+)
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo", "progress"}}

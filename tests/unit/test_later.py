@@ -109,7 +109,10 @@ def test_at_a_time(app: Ignis) -> None:
         ({"delay": "soon"}, "duration"),
         ({"delay": -1}, "100 years"),
         ({"delay": float("nan")}, "100 years|number"),
-        ({"delay": "40000w"}, "100 years"),
+        ({"delay": "40000w"}, r"delay = '40000w' is outside 0 to 36,500 days \(100 years\)"),
+        ({"delay": 10**400}, r"delay = 1000.*\(401 characters\) is outside 0 to 36,500 days"),
+        ({"delay": -(10**9000)}, "delay = a int is outside 0 to 36,500 days"),
+        ({"at": datetime(2999, 1, 1, tzinfo=timezone.utc)}, r"more than 36,500 days \(100 years\) away"),
         ({"delay": 1, "at": datetime(2030, 1, 1, tzinfo=timezone.utc)}, "not both"),
     ],
 )

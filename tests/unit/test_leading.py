@@ -12,7 +12,7 @@ import ignis
 from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk, Worker
 from ignis.consumer.pools.leading import Leading, Tray
-from ignis.errors import StoreFailedError
+from ignis.errors import StoreFormatError
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, NewThreads, eventually, wait_idle
 
@@ -248,7 +248,7 @@ def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: igni
     assert app.stop() is True
 
 
-def test_a_store_that_fails_ends_the_claims_and_spins_nobody(
+def test_a_store_that_cannot_be_read_ends_the_claims_and_spins_nobody(
     memory_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = new_app(memory_url)
@@ -259,7 +259,7 @@ def test_a_store_that_fails_ends_the_claims_and_spins_nobody(
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        raise StoreFailedError("the disk is gone")
+        raise StoreFormatError("another format")
 
     monkeypatch.setattr(queue.main.store, "fire", broken)
     app.start()

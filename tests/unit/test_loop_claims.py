@@ -18,7 +18,7 @@ import pytest
 
 import ignis
 from ignis.consumer.loop_claims import LoopClaims
-from ignis.errors import StoreBusyError, StoreFailedError
+from ignis.errors import StoreBusyError, StoreFormatError
 from ignis.native import Watch
 from ignis.storage.base import FireResult
 from tests.conftest import MakeApp, url_of
@@ -326,14 +326,16 @@ def test_a_loop_that_is_refused_asks_again(quick: ignis.Ignis, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("where", ["try_fire", "fire"])
-def test_a_store_that_fails_ends_the_consumer(quick: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_store_that_cannot_be_read_ends_the_consumer(
+    quick: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     queue = quick.queue("jobs", int)
     collecting(queue)
     queue.open()
     calls = Calls(queue, monkeypatch)
 
     def broken(*args: Any, **kwargs: Any) -> FireResult:
-        raise StoreFailedError("the disk is gone")
+        raise StoreFormatError("another format")
 
     if where == "fire":
         calls.around("try_fire", lambda call, *args, **kwargs: None)

@@ -70,7 +70,9 @@ def test_no_base_is_no_wait_however_often() -> None:
         ({"base": "2h"}, "retry.max = 600.0 is below base = '2h'"),
         ({"factor": 0.5}, "retry.factor = 0.5 is outside 1 to 1000"),
         ({"factor": "2"}, "retry.factor = '2' is not a number"),
-        ({"jitter": "perhaps"}, "retry.jitter = 'perhaps' is not true or false"),
+        ({"jitter": "perhaps"}, "retry.jitter = 'perhaps' is not True or False"),
+        ({"jitter": "yes"}, "retry.jitter = 'yes' is not True or False"),
+        ({"jitter": 1}, "retry.jitter = 1 is not True or False"),
         ({"on": "TimeoutError"}, "retry.on holds 'TimeoutError', which is not an exception class"),
         ({"on": ()}, "retry.on is empty"),
         ({"give_up_on": [ValueError, int]}, "retry.give_up_on holds <class 'int'>, which is not an exception class"),
@@ -179,6 +181,8 @@ def test_what_is_wrong_in_the_file(tmp_path: Path, text: str, why: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
         check_sections(load_file(path), {})
+    with pytest.raises(ConfigError, match=why):  # though no handler names it
+        ignis.Ignis("memory://", config=path)
 
 
 # -- what a handler raises
@@ -207,8 +211,8 @@ def test_later_is_copied_and_sent(asked: RetryLater) -> None:
 @pytest.mark.parametrize(
     ("given_", "options", "why"),
     [
-        ((), {}, "delay or at, and not both"),
-        ((1,), {"at": FAR}, "delay or at, and not both"),
+        ((), {}, r'RetryLater needs a time: RetryLater\("30s"\), or RetryLater\(at=...\) with a datetime'),
+        ((1,), {"at": FAR}, "delay or at, not both"),
         ((-1,), {}, "100 years"),
         (("40000w",), {}, "100 years"),
         (("soon",), {}, "not a duration"),

@@ -186,6 +186,25 @@ def test_each_wait_is_as_long_as_the_policy_says() -> None:
         assert len(sidelined(queue)) == 1
 
 
+def test_after_a_restart_with_fewer_attempts_what_waits_is_tried_once_more() -> None:
+    clock = ManualClock(start=1_600_000_000)
+    with ignis.Ignis("memory://fewer-attempts", clock=clock) as app:
+        queue = app.queue("jobs", str, **ANY)
+        queue.handler(retry=Retry(attempts=9, base="10s", factor=1, jitter=False))(Recorder())
+        queue.publish("a:9")
+        for _ in range(3):
+            assert drain(queue) == Drained(retried=1)
+            clock.advance(10)
+    with ignis.Ignis("memory://fewer-attempts", clock=clock) as app:
+        queue = app.queue("jobs", str, **ANY)
+        handle = Recorder()
+        queue.handler(retry=Retry(attempts=2))(handle)
+        assert drain(queue, raises=False) == Drained(sidelined=1)
+        assert handle.seen == [("a:9", 4, "RuntimeError: a at 3")]
+        (message,) = sidelined(queue)
+        assert (message.failures, message.given_up) == (4, True)
+
+
 def test_with_jitter_it_comes_between_half_of_the_wait_and_all_of_it() -> None:
     handle = Recorder()
     clock, app, queue = clocked(Retry(base="10s"), handle)
@@ -234,6 +253,71 @@ def test_each_of_its_requests_is_an_attempt() -> None:
         assert drain(queue, raises=False) == Drained(retried=4, sidelined=1)
         (message,) = sidelined(queue)
         assert (message.failures, len(message.history), message.given_up) == (5, 5, True)
+
+
+@pytest.mark.parametrize("options", [{}, {"attempts": 3}, {"timeout_s": WAIT_S}, {"ignore": Exception}], ids=str)
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("policy", [False, True])
+def test_a_returned_request_is_one_too(
+    app: ignis.Ignis, caplog: pytest.LogCaptureFixture, policy: bool, coroutine: bool, options: dict[str, Any]
+) -> None:
+    """It counted as done, and the message was gone."""
+    if policy and "attempts" in options:
+        return  # refused
+    queue = app.queue("jobs", str, **ANY)
+    seen: list[tuple[int, str | None]] = []
+
+    def handle(job: str, ctx: ignis.Context) -> Any:
+        seen.append((ctx.attempt, ctx.last_error))
+        return RetryLater(0, "not yet") if ctx.attempt < 3 else None
+
+    async def awaited(job: str, ctx: ignis.Context) -> Any:
+        await asyncio.sleep(0)
+        return handle(job, ctx)
+
+    queue.handler(**options, **({"retry": AT_ONCE} if policy else {}))(awaited if coroutine else handle)
+    queue.publish("a")
+    app.start()
+    eventually(lambda: consumed(queue, "handled") == 1)
+    why = "RetryLater: in 0 s: not yet"
+    assert seen == [(1, None), (2, why), (3, why)]
+    assert (consumed(queue, "retried"), sidelined(queue)) == (2, [])
+    assert not [one for one in caplog.records if one.name == "ignis.consumer.handler"]
+
+
+def test_returned_requests_are_used_up_as_raised_ones_are() -> None:
+    _, app, queue = clocked(Retry(attempts=3), lambda job: RetryLater(0))
+    with app:
+        queue.publish("a")
+        assert drain(queue, raises=False) == Drained(retried=2, sidelined=1)
+        (message,) = sidelined(queue)
+        assert (message.failures, message.given_up, message.reason) == (3, True, "exception")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_messages_of_a_batch_ask_for_their_own_time(coroutine: bool, whole: bool) -> None:
+    clock = ManualClock(1_600_000_000)
+    app = ignis.Ignis("memory://", clock=clock)
+    queue = app.queue("jobs", str, **ANY)
+
+    def handle(jobs: list[str], ctx: ignis.Context) -> Any:
+        if whole:
+            return RetryLater("30s") if ctx.attempt == 1 else None
+        first = [message.attempt == 1 for message in ctx.messages]
+        return [RetryLater(int(job)) if new and job.isdigit() else None for job, new in zip(jobs, first, strict=True)]
+
+    async def awaited(jobs: list[str], ctx: ignis.Context) -> Any:
+        return handle(jobs, ctx)
+
+    queue.handler(batch_size=4, batch_wait_s=1)(awaited if coroutine else handle)
+    with app:
+        queue.publish_many(["done", "30", "60"])
+        assert drain(queue) == (Drained(retried=3) if whole else Drained(done=1, retried=2))
+        dues = [one.due.timestamp() - clock() for one in queue.later.list()]
+        assert dues == ([30, 30, 30] if whole else [30, 60])
+        clock.advance(60)
+        assert drain(queue).done == len(dues)
 
 
 @pytest.mark.parametrize("ignore", [(), Exception])

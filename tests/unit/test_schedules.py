@@ -239,8 +239,8 @@ def test_declared_twice_and_not_alike(app: ignis.Ignis) -> None:
         ({"every": "1h", "missed": "never"}, ConfigError, "is not one of skip, once, all"),
         ({"every": "1h", "timezone": "Europe/Berlin"}, ConfigError, "timezone goes with cron"),
         ({"every": "1h", "queue": "a_SIDELINE"}, InvalidNameError, "sideline"),
-        ({"every": "1h", "message": object()}, InvalidMessageError, "object"),
-        ({"every": "1h", "message": "x" * (MAX_BYTES + 1)}, MessageTooLargeError, "what a schedule may carry"),
+        ({"every": "1h", "message": object()}, InvalidMessageError, "schedule 's': .*object"),
+        ({"every": "1h", "message": "x" * (MAX_BYTES + 1)}, MessageTooLargeError, "what schedule 's' may carry"),
         ({"every": "1h", "message": "x" * (MAX_BYTES - 100)}, ConfigError, "at most 24576 are kept"),
         ({"every": "1h", "name": "a/b"}, InvalidNameError, "schedule name"),
     ],
@@ -251,6 +251,28 @@ def test_what_is_refused_is_not_stored(
     with pytest.raises(error, match=says):
         app.schedules.add(**{"name": "s", "queue": "jobs", "message": 1, **asked})
     assert app.schedules.list() == []
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_message_is_checked_where_it_is_declared(memory_app: ignis.Ignis, by_name: bool) -> None:
+    """It was at the start, and the error did not say which schedule it was."""
+    queue = memory_app.queue("jobs", int)
+    at: Any = "jobs" if by_name else queue
+    with pytest.raises(InvalidMessageError, match="schedule 'nightly': a str does not fit the queue's type, int"):
+        memory_app.schedule("nightly", every="1h", queue=at, message="seven")
+    with pytest.raises(MessageTooLargeError, match="what schedule 'nightly' may carry"):
+        memory_app.schedule("nightly", every="1h", queue=memory_app.queue("texts", str), message="x" * (MAX_BYTES + 1))
+    memory_app.schedule("nightly", every="1h", queue=at, message=7)
+    memory_app.schedule("odd", every="1h", queue=memory_app.queue("any"), message={"n": 1})
+    memory_app.schedules.store_declared()
+    assert [one.name for one in memory_app.schedules.list()] == ["nightly", "odd"]
+
+
+def test_what_another_codec_takes_is_left_to_the_start(memory_app: ignis.Ignis) -> None:
+    """JSON has no number for it, and which codec the stored queue has is not known before it is opened."""
+    memory_app.schedule("odd", every="1h", queue=memory_app.queue("numbers", float), message=float("inf"))
+    with pytest.raises(InvalidMessageError, match=r"schedule 'odd': .*JSON"):
+        memory_app.schedules.store_declared()
 
 
 def test_a_name_has_one_queue(app: ignis.Ignis) -> None:

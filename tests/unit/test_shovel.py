@@ -14,7 +14,7 @@ import pytest
 import ignis
 from ignis import shovel as shovel_module
 from ignis.control.redelivery import recover_owner
-from ignis.errors import StoreBusyError, StoreFailedError, StoreFullError
+from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
 from ignis.native import CODEC_JSON, encode_record
 from ignis.shovel import ShovelResult
@@ -181,10 +181,10 @@ def test_the_one_shot_tries_again(memory_app: ignis.Ignis, monkeypatch: pytest.M
         queue.shovel.run_until_done(0.05)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise StoreFailedError("EIO")
+        raise StoreFormatError("another format")
 
     monkeypatch.setattr(queue.sideline.store, "fire", broken)
-    with pytest.raises(StoreFailedError):
+    with pytest.raises(StoreFormatError):
         queue.shovel.run_until_done(WAIT_S)
 
 
@@ -242,7 +242,14 @@ def test_the_schedule_brings_a_message_back_so_often_and_then_it_waits(
     assert called == [7] * (most + 1)
     [message] = sidelined(queue)
     assert (message.returns, message.failures, len(message.history)) == (most, most + 1, most + 1)
-    assert queue.stats()["shovel"] == {"moved": most, "returned": most, "kept": 0, "refused": 0, "waiting": 1}
+    assert queue.stats()["shovel"] == {
+        "moved": most,
+        "returned": most,
+        "kept": 0,
+        "refused": 0,
+        "waiting": 1,
+        "given_up": 0,
+    }
     assert [one.load_pointer for one in queue.sideline.metadata()] == [one.load_pointer for one in passes]
     said = [one for one in caplog.records if "wait for a person" in one.getMessage()]
     assert len(said) == 1, "not at every pass"

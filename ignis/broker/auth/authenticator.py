@@ -119,6 +119,13 @@ class UsersFile:
         self._guesses.succeeded(key)
         return KnownUser(user)
 
+    def find(self, name: str) -> tuple[User, KnownUser] | None:
+        """Returns the user of that name as the file has it now; None when there is none. Proves nothing: for whoever has proved
+        before who they are, and asks again whether that still holds."""
+        self._refresh()
+        user = self._users.get(name)
+        return None if user is None else (user, KnownUser(user))
+
     def _failed(self, where: str, name: str) -> None:
         """Counts a failure. What is suspect is not forgotten at a success: who has a password of his own could guess those of
         others for ever."""

@@ -91,7 +91,7 @@ def send_later(
     if not isinstance(given, bytes):
         raise ConfigError(f"record = {shown(given)} is not bytes; make it with ignis.native.encode_record")
     if shard != ANY_SHARD:
-        check_whole(shard, "shard", 0, ANY_SHARD)
+        check_whole(shard, "shard", 0, ANY_SHARD - 1)
     delay_ms = math.ceil(check_number(delay_s, "delay_s", 0, MAX_TTL_S) * 1000 - _ROUNDING_MS)
     batches = [(shard, PackedBatch.pack([record]))]
     return read_as(lambda placed: placed[0][:2], load_later(queue, batches, [[delay_ms]], ttl_s, from_now=True))

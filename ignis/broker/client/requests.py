@@ -67,7 +67,7 @@ def send(queue: str, record: bytes, *, shard: int = ANY_SHARD, ttl_s: Ttl = "que
     if not isinstance(given, bytes):
         raise ConfigError(f"record = {shown(given)} is not bytes; make it with ignis.native.encode_record")
     if shard != ANY_SHARD:
-        check_whole(shard, "shard", 0, ANY_SHARD)
+        check_whole(shard, "shard", 0, ANY_SHARD - 1)
     return ClientRequest(Command.SEND, payloads.pack_send(encoded_name(queue), ttl_ms, shard, record), _placed)
 
 
@@ -83,7 +83,7 @@ def send_batch(queue: str, batches: Batches, *, ttl_s: Ttl = "queue") -> ClientR
     for one in given:
         if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], PackedBatch)):
             raise ConfigError(f"batches hold {shown(one)}, which is not a pair of a shard and a PackedBatch")
-        check_whole(one[0], "shard", 0, ANY_SHARD)
+        check_whole(one[0], "shard", 0, ANY_SHARD if one[0] == ANY_SHARD else ANY_SHARD - 1)
     if not 1 <= len(batches) <= 0xFFFF:
         raise ConfigError(f"{len(batches)} batches in one request; 1 to 65535 are allowed")
     ttl_ms = ttl_ms_of(ttl_s)

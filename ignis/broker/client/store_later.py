@@ -103,6 +103,14 @@ class BrokerLater(KeepsLater):
     def delayed(self, magazine: str) -> int:
         return self._calls.ask(later_requests.delayed(magazine))[0] if self.keeps_later else 0
 
+    def expired_later(self, magazine: str) -> int:
+        if not self.keeps_later:
+            return 0
+        try:
+            return sum(one.expired for one in self._calls.ask(store_requests.metadata(later_of(magazine))))
+        except QueueNotFoundError:  # nothing was ever delayed
+            return 0
+
     def _within(self, magazine: str, pointers: Pointers) -> Pointers:
         """The same without what cannot be there: a range may name more than all requests together could."""
         if sum(map(len, pointers.values())) <= MAX_POINTERS:

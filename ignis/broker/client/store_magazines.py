@@ -25,7 +25,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
-from ignis.storage.checks import check_declaration, check_limit, check_owner
+from ignis.storage.checks import check_declaration, check_dues, check_limit, check_owner
 from ignis.storage.pending_load import PendingLoad
 from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.records import group_pointers
@@ -98,12 +98,20 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         return broker is not None and broker.tells_repeats
 
     def load_once(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        remember_s: float,
+        dues_ms: Sequence[Sequence[int]] | None = None,
     ) -> list[LoadedOnce]:
+        if dues_ms is not None:
+            check_dues(dues_ms, [batch.count for _, batch in batches])
+            self._check_keeps()
         if not batches:
             return []
         check_batches(batches)
-        request = store_requests.load_once(magazine, batches, ttl_s, remember_s)
+        request = store_requests.load_once(magazine, batches, ttl_s, remember_s, dues_ms)
         self._calls.check_size(len(request.payload))
         done = self._calls.ask(request)
         for shard, batch in batches:

@@ -22,6 +22,7 @@ from ignis.broker.client.requests import delivered, pointers_of
 from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.later_payloads import pack_dues
 from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.native import PackedBatch
 from ignis.native.wire import Outgoing, pack_pointers
@@ -76,10 +77,17 @@ def load_one(magazine: str, shard: int, batch: PackedBatch, ttl_s: Ttl) -> Outgo
 
 
 def load_once(
-    magazine: str, batches: Batches, ttl_s: float | None, remember_s: float
+    magazine: str,
+    batches: Batches,
+    ttl_s: float | None,
+    remember_s: float,
+    dues_ms: Sequence[Sequence[int]] | None = None,
 ) -> ClientRequest[list[LoadedOnce]]:
     bulk = payloads.pack_send_batch(encoded_name(magazine), ttl_ms_of(ttl_s), batches)
-    request = build(Command.LOAD_ONCE, magazine, ttl_milliseconds(remember_s), bulk=bulk)
+    delayed = dues_ms is not None
+    if dues_ms is not None:
+        bulk = pack_dues(dues_ms) + bulk
+    request = build(Command.LOAD_ONCE, magazine, ttl_milliseconds(remember_s), delayed, bulk=bulk)
     return read_as(lambda rows: [LoadedOnce(*row) for row in rows], request)
 
 

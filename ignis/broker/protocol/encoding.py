@@ -58,7 +58,7 @@ def pack(head: Any, bulk: bytes = b"") -> bytes:
     try:
         encoded = _encode(head)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise ConfigError(f"{type(head).__name__} cannot be encoded: {exc}") from None
+        raise ConfigError(f"the request cannot be encoded: {exc}") from None
     return b"".join((_U32.pack(len(encoded)), encoded, bulk))
 
 
@@ -91,13 +91,13 @@ def _refusal(head: bytes, kind: Any, why: str) -> BadRequestError | ConfigError:
     if where is None or int(where[1]) >= len(fields):
         return BadRequestError(f"payload is not a {called}: {why[:200]}")
     field, expected = fields[int(where[1])], why[: where.start()]
-    text = f"{called}: {field}: {expected[:200]}"
+    text = f"{field}: {expected[:200]}"
     if getattr(kind, "told", True) and field not in _SECRET and len(head) <= _TOLD_BYTES:
         try:
             given = shorten(msgspec.msgpack.decode(head)[int(where[1])])
         except (msgspec.MsgspecError, ValueError, RecursionError):
             given = "something"  # which cannot be read without its type
-        text = f"{called}: {field} = {given}: {expected[:200]}"
+        text = f"{field} = {given}: {expected[:200]}"
     if field in _NAMES:
         return InvalidNameError(text)
     return ConfigError(text) if _OUT_OF_BOUNDS.match(expected) else BadRequestError(text)

@@ -76,6 +76,11 @@ class InFlight:
         for shard, start, stop in runs:
             if start >= stop:
                 continue
+            mine = self._runs.get((magazine, shard))
+            if mine is None:  # as a rule, of one message at a time
+                self._counted(magazine, stop - start)
+                self._runs[magazine, shard] = [(start, stop)]
+                continue
             again = sum(high - low for low, high in self._cut(magazine, shard, start, stop))
             self._counted(magazine, stop - start - again)
             mine = self._runs.setdefault((magazine, shard), [])
@@ -88,18 +93,37 @@ class InFlight:
                 high = mine.pop(at)[1]
             mine.insert(at, (low, high))
 
+    def holds(self, magazine: str, runs: Iterable[PointerRange]) -> bool:
+        """Whether all of these are held."""
+        for shard, start, stop in runs:
+            if start >= stop:
+                continue
+            mine = self._runs.get((magazine, shard))
+            if not mine:
+                return False
+            at = bisect.bisect_right(mine, (start, 1 << 64)) - 1
+            if at < 0 or mine[at][1] < stop:
+                return False
+        return True
+
     def take(self, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
         """Removes what is held of the runs, and returns it."""
-        taken = [
-            (shard, low, high) for shard, start, stop in runs for low, high in self._cut(magazine, shard, start, stop)
-        ]
-        self._counted(magazine, -sum(stop - start for _, start, stop in taken))
+        taken: list[PointerRange] = []
+        count = 0
+        for shard, start, stop in runs:
+            for low, high in self._cut(magazine, shard, start, stop):
+                taken.append((shard, low, high))
+                count += high - low
+        if count:
+            self._counted(magazine, -count)
         return taken
 
     def _cut(self, magazine: str, shard: int, start: int, stop: int) -> list[tuple[int, int]]:
         mine = self._runs.get((magazine, shard))
         if not mine or start >= stop:
             return []
+        if len(mine) == 1 and start <= mine[0][0] and mine[0][1] <= stop:  # likewise
+            return self._runs.pop((magazine, shard))
         low = bisect.bisect_right(mine, (start, 1 << 64)) - 1
         low = low if low >= 0 and mine[low][1] > start else low + 1
         high = bisect.bisect_left(mine, (stop, 0))

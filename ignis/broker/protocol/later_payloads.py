@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby, islice, repeat
 from typing import Annotated
 
 from msgspec import Meta
@@ -25,7 +25,7 @@ from ignis.native.wire import MAX_POINTERS
 from ignis.storage.checks import MOST_DUE_MS
 from ignis.storage.later import MOVE_LIMIT
 
-__all__ = ["DeferRequest", "DueRuns", "ListLater", "LoadLater", "MoveDue", "pack_dues", "unpack_dues"]
+__all__ = ["DeferRequest", "DueRuns", "ListLater", "LoadLater", "MoveDue", "pack_dues", "spread_dues", "unpack_dues"]
 
 Due = Annotated[int, Meta(ge=0, le=MOST_DUE_MS)]
 DueRuns = list[tuple[int, int]]
@@ -94,3 +94,12 @@ def unpack_dues(payload: bytes, at: int) -> tuple[DueRuns, int]:
     if latest > MOST_DUE_MS:
         raise ConfigError(f"due time {latest} is not a whole number of milliseconds in 0..{MOST_DUE_MS}")
     return found, end
+
+
+def spread_dues(runs: DueRuns, counts: Sequence[int]) -> list[list[int]]:
+    """A due time for each record of each batch. Raises ConfigError when there are more, or fewer, before any is made."""
+    given, records = sum(count for count, _ in runs), sum(counts)
+    if given != records:
+        raise ConfigError(f"{given} due times were given for {records} records")
+    dues_ms = chain.from_iterable(repeat(due_ms, count) for count, due_ms in runs)
+    return [list(islice(dues_ms, count)) for count in counts]

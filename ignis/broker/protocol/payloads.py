@@ -279,10 +279,11 @@ class AbandonedRequest(Head):
 
 
 class LoadOnce(Head):
-    """LOAD_ONCE; the payload of a SEND_BATCH follows as bulk."""
+    """LOAD_ONCE; the payload of a SEND_BATCH follows as bulk, with ``delayed`` behind due times as those of LOAD_LATER."""
 
     magazine: Magazine
     remember_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_S * 1000)]
+    delayed: bool = False
 
 
 class ClaimRequest(Head):

@@ -136,6 +136,12 @@ class Application:
             pump.poke()
         self.watches.look(magazine)
 
+    def has_room(self, magazine: str) -> None:
+        """Somebody holds less of it: looks whether messages wait for that."""
+        pump = self._pumps.get(magazine)
+        if pump is not None and not pump.drained:
+            pump.poke()
+
     @property
     def idle(self) -> bool:
         """Whether nobody is connected, and nothing is under way or owed."""

@@ -11,7 +11,7 @@ from ignis.broker.server.context import BrokerContext
 from ignis.broker.server.held_claims import HeldClaims
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.peer import Peer
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 
 __all__ = ["Caller"]
 
@@ -35,7 +35,7 @@ class Caller(Peer, Protocol):
     def await_answer(self) -> None:
         """One pending request more: one that was taken before it was known to be one."""
 
-    def acknowledge(self, lone: LoneRequest) -> None:
+    def acknowledge(self, lone: LoneRequest | LoneAck) -> None:
         """Sends the answer to a request that was never pending."""
 
     def write_now(self, frames: bytes, count: int) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.machine import BrokerMachine, Request, State
+from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError
-from ignis.native.lone import ACK_FRAME_BYTES, LoneRequest
-from ignis.native.wire import FrameReader
+from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.wire import ClaimsFrame, FrameReader
 
 __all__ = ["Connection"]
 
@@ -26,6 +27,8 @@ _JOINED_BYTES = 65_536
 """What is sent in one piece; more is not copied for that."""
 _MOST_PIECES = 512
 """Pieces in one call of the system."""
+_ALL = pack(Delivery())
+"""The head of a DELIVER when nothing expired and no more is known to be there."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -201,8 +204,36 @@ class Connection(asyncio.BufferedProtocol):
         """One pending request more: one that was taken before it was known to be one."""
         self._machine.pending += 1
 
-    def acknowledge(self, lone: LoneRequest) -> None:
+    def acknowledge(self, lone: LoneRequest | LoneAck) -> None:
         """Sends the answer to a request that was never pending: at once, unless something else is to go out with it."""
+        transport = self._bare()
+        if transport is None:
+            self.write(lone.answer())
+            return
+        size, rest = lone.acknowledge(self._fd)
+        self._state.bytes_out += size
+        if rest:
+            transport.write(rest)
+
+    def deliver_lone(self, lone: LoneRequest, request_id: int, count: int) -> None:
+        """Sends the messages of a request that was received alone, from where they lie: for a subscription, or as what ends so
+        many pending requests."""
+        self._machine.pending -= count
+        transport = self._bare()
+        if transport is None:
+            claims = ClaimsFrame()
+            lone.put_into(claims)
+            self.write(claims.frame(Command.DELIVER, request_id, _ALL))
+            self.flush()
+            return
+        size, rest = lone.deliver(self._fd, request_id)
+        self._state.bytes_out += size
+        if rest:
+            transport.write(rest)
+
+    def _bare(self) -> asyncio.Transport | None:
+        """The transport, when the system is given what is sent without it: nothing else is to go out before, or together with
+        it."""
         transport = self._transport
         if (
             self._fd < 0
@@ -211,12 +242,8 @@ class Connection(asyncio.BufferedProtocol):
             or transport.is_closing()
             or transport.get_write_buffer_size()
         ):
-            self.write(lone.ack())
-            return
-        rest = lone.acknowledge(self._fd)
-        self._state.bytes_out += ACK_FRAME_BYTES
-        if rest:
-            transport.write(rest)
+            return None
+        return transport
 
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more, unless more is being done."""

@@ -17,7 +17,7 @@ from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
 from ignis.config import BrokerSettings
 from ignis.log_limit import LimitedLog
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.storage.base import MagazineStore, Store
 
@@ -33,6 +33,7 @@ class BrokerContext:
         owner: in whose name the broker itself keeps claims.
         area: what its connections read into.
         lone: what one of them has just received there, if it is a request that is loaded on the spot.
+        lone_ack: the same of an acknowledgement.
     """
 
     id: str
@@ -46,6 +47,7 @@ class BrokerContext:
     watchers: LoadNotifier
     area: ReadArea
     lone: LoneRequest
+    lone_ack: LoneAck
     receiving: ReceiveLimits
     unread: SendLimits
 

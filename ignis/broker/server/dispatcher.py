@@ -79,11 +79,8 @@ class DirectDelivery:
 
     def give_lone(self, lone: LoneRequest) -> None:
         """`give` of a request that was received alone."""
-        claims = ClaimsFrame()
-        lone.put_into(claims)
-        found = packed(claims, FiredInto({}, 0, False))
-        self._runs = found.runs
-        self._pump.hand_over(self._consumer, found)
+        self._runs = [lone.run]
+        self._pump.hand_over_lone(self._consumer, lone, self._runs)
 
     def undo(self) -> None:
         """Takes back messages that were not stored. The consumer must not account for them: their pointers will be others'. What
@@ -106,6 +103,8 @@ class Dispatcher:
     def __init__(self, context: ApplicationContext, magazine: str, redelivery: Redelivery, recovery: Recovery) -> None:
         self.magazine = magazine
         self.delivered = 0
+        self.drained = False
+        """The last claim found that there is nothing more: what comes since says so itself."""
         self._magazines = context.magazines
         self._watches = context.watches
         self._facts = context.facts
@@ -246,8 +245,10 @@ class Dispatcher:
         if self._state.draining:
             return
         claims = 0
-        while (consumer := self._next()) is not None:
-            limit = min(consumer.room, _MOST_AT_ONCE)
+        self.drained = False
+        while (found_room := self._next()) is not None:
+            consumer, room = found_room
+            limit = min(room, _MOST_AT_ONCE)
             if self._by_thread or not self._magazines.quick:
                 self._fire_in_thread(consumer, limit)
                 return
@@ -264,6 +265,7 @@ class Dispatcher:
             if self._pulls:
                 self._found(self._number, found.messages, found.more)
             if not found.more:
+                self.drained = True
                 return
             claims += 1
             if found.messages >= _FEW or claims == _MOST_CLAIMS:
@@ -285,9 +287,10 @@ class Dispatcher:
         may be pending, which go first."""
         if self._firing or self._by_thread or not self.consumers or self._state.draining:
             return None
-        consumer = self._next()
-        if consumer is None or consumer.room < messages or consumer.max_bytes < nbytes:
+        found = self._next()
+        if found is None or found[1] < messages or found[0].max_bytes < nbytes:
             return None
+        consumer = found[0]
         if self._magazines.wait(self.magazine, -1, 0) != self._empty_at:
             return None
         return DirectDelivery(self, consumer, consumer.peer.owner)
@@ -318,14 +321,15 @@ class Dispatcher:
         self._firing_for, self._witness = consumer, self._number
         self._threads.call(self._fire, self._fired, (consumer, limit))
 
-    def _next(self) -> Subscription | None:
+    def _next(self) -> tuple[Subscription, int] | None:
+        """Whose turn it is, and how many messages it may be given."""
         for consumer in self._pulls:
-            if consumer.room > 0:
-                return consumer
+            if (room := consumer.room) > 0:
+                return consumer, room
         for _ in range(len(self._subscriptions)):
             consumer = self._subscriptions[0]
-            if consumer.room > 0:
-                return consumer
+            if (room := consumer.room) > 0:
+                return consumer, room
             self._subscriptions.rotate(-1)
         return None
 
@@ -378,6 +382,20 @@ class Dispatcher:
             if self._subscriptions and self._subscriptions[0] is consumer:
                 self._subscriptions.rotate(-1)
         peer.flush()
+
+    def hand_over_lone(self, consumer: Subscription, lone: LoneRequest, runs: list[PointerRange]) -> None:
+        """`hand_over` of what was loaded for the consumer, from where it was received."""
+        self.delivered += lone.count
+        peer = consumer.peer
+        peer.held.add(self.magazine, runs)
+        if consumer.once:
+            self.remove(consumer)
+            consumer.over(consumer, None)
+            peer.deliver_lone(lone, consumer.request_id, 1)
+        else:
+            peer.deliver_lone(lone, consumer.request_id, 0)
+            if self._subscriptions and self._subscriptions[0] is consumer:
+                self._subscriptions.rotate(-1)
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:

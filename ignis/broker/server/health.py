@@ -1,5 +1,8 @@
-"""What a broker shows over HTTP: ``/healthz`` and ``/metrics``. The figures are taken on the broker's event loop, by a thread
-that waits for it for a bounded time: a loop that does not answer is what ``/healthz`` is there to find."""
+"""What a broker shows over HTTP: ``/livez``, ``/readyz``, ``/healthz`` and ``/metrics``.
+
+The figures are taken on the event loop, by a thread that waits for it for a bounded time: a loop that does not answer is what
+``/livez`` is there to find.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import TypeVar
 
-from ignis.broker.server.metrics import SAYS, BrokerMetrics, Figure
+from ignis.broker.server.metrics import BrokerMetrics, Figure
 from ignis.broker.server.server import Broker
 from ignis.errors import WaitTimeoutError
-from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, json_reply, metrics_route
+from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, json_reply, metrics_route, yes_or_no
 
-__all__ = ["broker_endpoint"]
+__all__ = ["broker_endpoint", "loop_answers"]
 
 R = TypeVar("R")
 
@@ -30,7 +33,6 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpE
 
     Raises ConfigError when the address cannot be bound, or is open to others and ``public`` was not said.
     """
-    # Its own: a rate is since the last look of whoever asks.
     metrics = BrokerMetrics(broker)
 
     def figures() -> list[Figure]:
@@ -45,12 +47,32 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpE
             return json_reply(503, {"status": "draining", **status})
         return json_reply(200, {"status": "ok", **status})
 
+    def live(rest: str) -> Reply:
+        return yes_or_no(loop_answers(broker), f"the event loop did not answer within {_LOOP_S:g} s")
+
+    def ready(rest: str) -> Reply:
+        """Whether clients may connect."""
+        try:
+            return yes_or_no(not _on_loop(broker, lambda: broker.state.draining), "it drains")
+        except WaitTimeoutError as exc:
+            return yes_or_no(False, str(exc))
+
     def exposition() -> Exposition:
         from ignis.metrics import Exposition, FigureCollector
 
-        return Exposition(FigureCollector(figures, SAYS))
+        return Exposition(FigureCollector(figures))
 
-    return HttpEndpoint(bind, {"/healthz": health, "/metrics": metrics_route(exposition)}, public=public)
+    routes = {"/livez": live, "/readyz": ready, "/healthz": health, "/metrics": metrics_route(exposition)}
+    return HttpEndpoint(bind, routes, public=public)
+
+
+def loop_answers(broker: Broker) -> bool:
+    """Whether the broker's event loop turns; asks it for at most 5 s."""
+    try:
+        _on_loop(broker, lambda: None)
+    except WaitTimeoutError:
+        return False
+    return True
 
 
 def _on_loop(broker: Broker, call: Callable[[], R]) -> R:

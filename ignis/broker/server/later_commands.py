@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain, islice, repeat
 
 from ignis.broker.protocol.commands import OWN_TTL, Command
 from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
-from ignis.broker.protocol.later_payloads import DeferRequest, DueRuns, ListLater, LoadLater, MoveDue, unpack_dues
+from ignis.broker.protocol.later_payloads import (
+    DeferRequest,
+    ListLater,
+    LoadLater,
+    MoveDue,
+    spread_dues,
+    unpack_dues,
+)
 from ignis.broker.protocol.payloads import Named
 from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.broker.server.peer import Peer
@@ -18,12 +24,12 @@ from ignis.magazine import route_with_dues
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import Transfer
-from ignis.storage.checks import check_queue
+from ignis.storage.checks import MAX_TTL_S, check_queue
 from ignis.storage.later import MOVE_LIMIT
 
 __all__ = ["LATER_CALLS"]
 
-_MOST_TTL_MS = 1 << 62
+_MOST_TTL_MS = MAX_TTL_S * 1000
 _ROW_BYTES = 64
 """What a row takes beside its record, and more than that."""
 
@@ -40,11 +46,11 @@ def _load_later(asked: Asked) -> Reply:
     if ttl_ms == OWN_TTL:
         ttl_ms = app.facts.ttl_ms(magazine)
     elif ttl_ms > _MOST_TTL_MS:
-        raise BadRequestError(f"ttl_ms = {ttl_ms}")
+        raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
     if head.from_now:
         now_ms = math.ceil(app.store.now_s() * 1000)
         runs = [(count, now_ms + due_ms) for count, due_ms in runs]
-    routed, dues_ms = _routed(asked, magazine, batches, _spread(runs, [batch.count for _, batch in batches]))
+    routed, dues_ms = _routed(asked, magazine, batches, spread_dues(runs, [batch.count for _, batch in batches]))
     firsts = app.store.magazines.load_later(magazine, routed, dues_ms, ttl_ms / 1000 if ttl_ms else None)
     placed = [(shard, first, batch.count) for (shard, batch), first in zip(routed, firsts, strict=True)]
 
@@ -53,15 +59,6 @@ def _load_later(asked: Asked) -> Reply:
         app.poke(magazine)  # for what is due already
 
     return Reply(RESULT, pack(placed), stored)
-
-
-def _spread(runs: DueRuns, counts: Sequence[int]) -> list[list[int]]:
-    """A due time for each record of each batch. Raises ConfigError when there are more, or fewer, before any is made."""
-    given, records = sum(count for count, _ in runs), sum(counts)
-    if given != records:
-        raise ConfigError(f"{given} due times were given for {records} records")
-    dues_ms = chain.from_iterable(repeat(due_ms, count) for count, due_ms in runs)
-    return [list(islice(dues_ms, count)) for count in counts]
 
 
 def _routed(

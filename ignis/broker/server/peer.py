@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ignis.broker.protocol.in_flight import InFlight, PointerRange
 from ignis.broker.server.context import ApplicationContext
+from ignis.native.lone import LoneRequest
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner
 
@@ -71,6 +72,10 @@ class Peer(Protocol):
 
     def deliver(self, frame: memoryview) -> None:
         """Messages for a subscription: no pending request ends with them."""
+
+    def deliver_lone(self, lone: LoneRequest, request_id: int, count: int) -> None:
+        """Sends the messages of a request that was received alone: for a subscription, or as what ends so many pending
+        requests."""
 
     def fail_stream(self, request_id: int, exc: BaseException) -> None:
         """The end of a subscription by the broker."""

@@ -18,10 +18,11 @@ from ignis.broker.protocol.commands import OWN_TTL
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
 from ignis.broker.server.write_batcher import WriteBatcher
-from ignis.errors import BadRequestError, ConfigError
+from ignis.errors import ConfigError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.lone import LoneRequest
 from ignis.native.wire import route_batch
+from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.write_batch import PendingSync, WriteBatch
 
 __all__ = ["Loading", "LoneSender", "Placed", "PublishBuffer", "Sent"]
@@ -32,6 +33,7 @@ _SMALL_BYTES = 1 << 20
 """What the event loop loads itself. More is worth a thread, whose work on it the loop need not wait for."""
 _SMALL_BATCHES = 256
 _MOST_BYTES = 16 << 20
+_MOST_TTL_MS = MAX_TTL_S * 1000
 _MOST_BATCHES = 4_096
 
 
@@ -202,7 +204,7 @@ class PublishBuffer:
             return False
         if ttl_ms == OWN_TTL:
             ttl_ms = known.ttl_ms
-        if ttl_ms is None or ttl_ms > 1 << 62:
+        if ttl_ms is None or ttl_ms > _MOST_TTL_MS:
             return False
         taking, pump = None, self._dispatcher_of(self.magazine)
         if pump is not None and pump.consumers:
@@ -365,8 +367,8 @@ class PublishBuffer:
         shards = facts.shards(self.magazine) if known is None else known.shards
         if sent.ttl_ms == OWN_TTL:
             sent.ttl_ms = facts.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
-        elif sent.ttl_ms > 1 << 62:
-            raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
+        elif sent.ttl_ms > _MOST_TTL_MS:
+            raise ConfigError(f"ttl_ms = {sent.ttl_ms} is outside 0 to {_MOST_TTL_MS}")
         if any(shard == ANY_SHARD for shard, _, _ in sent.batches):
             turn = facts.next_shard()
             sent.batches = [

@@ -60,7 +60,7 @@ class PublishCommands:
 
     def lone_pending(self, lone: LoneRequest) -> Callable[[BaseException | None], None]:
         """See `LoneSender`."""
-        session, request_id, count, ack = self._session, lone.request_id, lone.count, lone.ack()
+        session, request_id, count, ack = self._session, lone.request_id, lone.count, lone.answer()
         session.await_answer()
 
         def done(error: BaseException | None) -> None:

@@ -84,7 +84,7 @@ def _info(asked: Asked) -> Reply:
         "in_flight": sum(one.in_flight for one in main),
         "sideline": sum(one.pending for one in sideline_states),
         "sideline_in_flight": sum(one.in_flight for one in sideline_states),
-        "expired": sum(one.expired for one in main),
+        "expired": sum(one.expired for one in main) + magazines.expired_later(head.name),
         "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
         "delayed": magazines.delayed(head.name),

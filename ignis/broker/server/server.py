@@ -45,7 +45,7 @@ from ignis.broker.server.threads import BrokerThreads
 from ignis.broker.server.ticker import Ticker
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
@@ -174,6 +174,7 @@ class Broker:
             watchers=LoadNotifier(settings.watch_threads),
             area=area,
             lone=LoneRequest(area),
+            lone_ack=LoneAck(area),
             receiving=ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s),
             unread=SendLimits(settings, self.loop, self.state, self.sessions),
         )

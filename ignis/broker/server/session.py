@@ -28,6 +28,7 @@ from ignis.broker.server.connection import Connection
 from ignis.broker.server.consumer_commands import ConsumerCommands
 from ignis.broker.server.context import ApplicationContext, BrokerContext
 from ignis.broker.server.held_claims import HeldClaims
+from ignis.broker.server.lone_acks import LoneAcks
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.publish_commands import PublishCommands
 from ignis.broker.server.request_queue import RequestQueue
@@ -114,6 +115,7 @@ class Session(Connection):
         """What came behind them, which keeps its order."""
         self.consuming = ConsumerCommands(self)
         self._sending = PublishCommands(self)
+        self._acks = LoneAcks(self)
         self._calling = RequestQueue(self)
 
     # -- what others look at
@@ -203,7 +205,7 @@ class Session(Connection):
             and not self._pieces
             and not self._state.draining
             and (not pending or pending < self._settings.max_pending)
-            and self._sending.take_received(size)
+            and (self._sending.take_received(size) or self._acks.take_received(size))
         )
 
     def _take(self, request: Request) -> None:

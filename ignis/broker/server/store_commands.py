@@ -8,6 +8,7 @@ from typing import Any
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
+from ignis.broker.protocol.later_payloads import spread_dues, unpack_dues
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
     AnyNamed,
@@ -25,6 +26,7 @@ from ignis.broker.protocol.payloads import (
 from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.errors import (
     BadRequestError,
+    ConfigError,
     ConflictError,
     PermissionDeniedError,
     QueueMismatchError,
@@ -33,14 +35,14 @@ from ignis.errors import (
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import QueueRecord, Transfer
-from ignis.storage.checks import check_declaration, check_settings, shorten
+from ignis.storage.checks import MAX_TTL_S, check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
 
 __all__ = ["STORE_CALLS"]
 
 log = logging.getLogger("ignis.broker")
 
-_MOST_TTL_MS = 1 << 62
+_MOST_TTL_MS = MAX_TTL_S * 1000
 
 
 # -- magazines
@@ -88,13 +90,17 @@ def _reload(asked: Asked) -> Reply:
 
 def _load_once(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, LoadOnce)
+    runs, at = unpack_dues(asked.payload, at) if head.delayed else ([], at)
     name, ttl_ms, batches = unpack_send_batch(asked.payload, at)
-    if name.decode("utf-8", "replace") != head.magazine or ttl_ms > _MOST_TTL_MS:
-        raise BadRequestError("LOAD_ONCE names two magazines, or no time to live")
+    if name.decode("utf-8", "replace") != head.magazine:
+        raise BadRequestError("LOAD_ONCE names two magazines")
+    if ttl_ms > _MOST_TTL_MS:
+        raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
+    dues_ms = spread_dues(runs, [batch.count for _, batch in batches]) if head.delayed else None
     done = asked.app.store.magazines.load_once(
-        head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
+        head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000, dues_ms
     )
-    return value(done)
+    return Reply(RESULT, pack(done), lambda _: asked.app.poke(head.magazine)) if head.delayed else value(done)
 
 
 def _delete(asked: Asked) -> Reply:

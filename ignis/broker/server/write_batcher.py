@@ -36,7 +36,6 @@ _FEW_WAITING = 2
 """Writes for which the loop itself flushes: so few come from one or two connections, which wait for their answers."""
 _NEWEST_COUNTS = 0.1
 """Of the running average of how long flushes take: one that is late now and then is no slow disk."""
-_CATCH_UP_S = 0.05
 _LOADS_GO_ON_S = 0.005
 _SHARES_S = 0.001
 """So long acknowledgements wait for the flush of a load to share, while loads come at intervals of `_LOADS_GO_ON_S`."""
@@ -100,7 +99,6 @@ class WriteBatcher:
         self._flush_s = 0.0
         self._flushing = False
         """A thread is at it."""
-        self._catching_up = False
 
     def load(self, inbox: Loads) -> None:
         """At the end of this turn what waits in the inbox is loaded."""
@@ -111,6 +109,13 @@ class WriteBatcher:
         """Something was loaded; ``finish`` is called when it is flushed, which happens in the next pass, for all that was."""
         self._unflushed.append((unflushed, [finish]))
         self._plan_flush(True, True)
+
+    def deleted(
+        self, unflushed: PendingSync, finish: Callable[[BaseException | None], None], *, may_wait: bool = False
+    ) -> None:
+        """The same of something that was deleted; ``may_wait`` as for `delete`."""
+        self._unflushed.append((unflushed, [finish]))
+        self._plan_flush(False, not may_wait)
 
     def delete(
         self,
@@ -176,9 +181,6 @@ class WriteBatcher:
             self._unflushed.append((unflushed, finishing))
             of_loads = any(not write.durable for loading in loads for write in loading.writes)
             self._plan_flush(of_loads, of_loads or not all(one.may_wait for one in deletes))
-        if deletes and not self._catching_up:
-            self._catching_up = True
-            self._loop.call_later(_CATCH_UP_S, self._catch_up)
 
     def _loaded(self, loading: Loading, finishing: list[Callable[[BaseException | None], None]]) -> None:
         if not loading.check():
@@ -280,16 +282,3 @@ class WriteBatcher:
             finish(exc)
         else:
             flushed(took_s)
-
-    def _catch_up(self) -> None:
-        def work(_: None) -> bool:
-            return self._magazines.catch_up()
-
-        def done(_: bool) -> None:
-            self._catching_up = False
-
-        def failed(exc: BaseException) -> None:
-            self._catching_up = False
-            self._said.warning("tidying up behind acknowledgements failed: %s", exc)
-
-        self._threads.call(work, done, None, failed)

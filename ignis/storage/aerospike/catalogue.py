@@ -32,6 +32,7 @@ from ignis.storage.aerospike.shard_count import ShardCount
 from ignis.storage.aerospike.shard_view import Magazine, ShardPointers, ShardView
 from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
 from ignis.storage.checks import check_declaration, check_printable
+from ignis.storage.later import later_of
 from ignis.storage.records import Pointers
 from ignis.storage.runs import Runs, overlap, runs_of
 
@@ -44,6 +45,8 @@ MAX_NAME_BYTES = 255
 
 SIDELINE_SUFFIX = "_SIDELINE"
 _NAME, _SHARDS, _MOST, _DURABILITY, _PLAIN, _LOW = "name", "shards", "most_shards", "durability", "plain", "low"
+_LATER = "later"
+"""Whether any message ever waited for its time."""
 _BORN = "born"
 """Shard -> ``born`` of its pointers record, once that was made."""
 _OURS = "ign_queue"
@@ -156,6 +159,7 @@ class Catalogue:
             magazine.shards, magazine.most_shards = bins[_SHARDS], bins[_MOST]
             magazine.durability = bins[_DURABILITY]
             magazine.born = dict(bins.get(_BORN) or {})
+            magazine.later.made = bool(bins.get(_LATER))
             magazine.views += [ShardView() for _ in range(magazine.most_shards - len(magazine.views))]
             magazine.checked_at = time.monotonic()
         with magazine.lock:
@@ -166,7 +170,8 @@ class Catalogue:
     def names(self) -> list[str]:
         """Declared magazines, sorted."""
         rows = self._connection.everything("names", self.sets.magazines)
-        return sorted(bins[_NAME] for _, bins in rows)
+        names = [bins[_NAME] for _, bins in rows]
+        return sorted(names + [later_of(bins[_NAME]) for _, bins in rows if bins.get(_LATER)])
 
     # -- pointers
 
@@ -239,6 +244,8 @@ class Catalogue:
         with magazine.lock:
             for shard, pointers in found.items():
                 magazine.views[shard].saw(pointers, self._connection.options.settle_s)
+                if pointers.due_ms < layout.NO_DUE:
+                    magazine.later.seen = True
 
     def missing(self, magazine: Magazine) -> None:
         """A pointers record was not there: raises QueueNotFoundError when the magazine was dropped, else makes or restores
@@ -263,6 +270,8 @@ class Catalogue:
                 # Of those before nobody knows whose they were.
                 expressions.write(layout.OURS, 0),
                 *([expressions.write(layout.VOIDS, start.voids)] if start.voids else []),
+                # When the next message of a shard is due that lost its record: whoever claims finds out.
+                *([expressions.write(layout.NEXT_DUE, 0)] if shard in starts and magazine.later.made else []),
             ]  # fmt: skip
             entries.append(write_entry(self.pointers_key(magazine, shard), ops, never))
             zero = [expressions.write(name, 0) for name in (layout.LOAD_COUNTER, layout.FIRE_COUNTER)]
@@ -372,6 +381,15 @@ class Catalogue:
         self._shard_count.store(magazine.keys, shards)
         self._balance(magazine)
         return True
+
+    def keep_later(self, magazine: Magazine) -> None:
+        """Notes that messages of it wait for their time: it has a later magazine from now on."""
+        how = policy("update", ttl=layout.TTL_KEEP)
+        noted = write_entry(self._own_key(magazine.name), [expressions.write(_LATER, 1)], how)
+        self._connection.send("declare", [noted], allowed=(OK, NOT_FOUND))
+        if noted.result == NOT_FOUND:
+            self.missing(magazine)
+        magazine.later.made = True
 
     def _is_shared(self, magazine: Magazine) -> bool:
         """Whether others than ignis have loaded."""

@@ -205,6 +205,8 @@ class Claimer:
                     view = magazine.views[shard]
                     # Busy says nothing about what is there: the next round looks again, and `more` says so.
                     view.backlog = max(1, view.backlog) if entry.result == BUSY else 0
+                    if entry.result == FILTERED:
+                        view.due_ms = layout.NO_DUE
                 continue
             bins = entry.record[2]
             seen[shard] = after = ShardPointers.of(bins)

@@ -362,16 +362,16 @@ class Connection:
 
     # -- the rest
 
-    def index(self, set_name: str, bin_name: str, name: str) -> None:
-        """A string index; one that is there already is fine."""
+    def index(self, set_name: str, bin_name: str, name: str, kind: str = "string") -> None:
+        """An index of strings, or of numbers (``numeric``); one that is there already is fine."""
 
         # Not by the driver's own call, which sleeps until the index is filled; `select` can do without it so long.
         answer = self.info(
-            f"sindex-create:ns={self.namespace};set={set_name};indexname={name};indexdata={bin_name},string"
+            f"sindex-create:ns={self.namespace};set={set_name};indexname={name};indexdata={bin_name},{kind}"
         )
         there = answer.lower() == "ok" or "200" in answer
         if not there and self.info(f"sindex-exists:namespace={self.namespace};indexname={name}") != "true":
-            log.warning("no index %s, queues are found by scanning: the server said %r", name, answer)
+            log.warning("no index %s, what it is for is found by scanning: the server said %r", name, answer)
 
     def select(self, what: str, set_name: str, bin_name: str, value: str) -> list[tuple[str, dict[str, Any]]]:
         """(user key, bins) of all records of a set whose indexed bin has this value."""
@@ -386,6 +386,59 @@ class Connection:
             # Just made, or lost: what an index would have found, more slowly.
             return [row for row in self.everything(what, set_name) if row[1].get(bin_name) == value]
         return [(row[0][2], row[2]) for row in rows]
+
+    def between(
+        self,
+        what: str,
+        set_name: str,
+        bin_name: str,
+        span: tuple[int, int],
+        bins: Sequence[str],
+        only_if: Any,
+        most: int,
+    ) -> tuple[list[tuple[str | None, dict[str, Any]]], bool]:
+        """(user key, bins) of about ``most`` of the records of a set whose indexed bin is a number within the span, in no
+        order; and whether these are all. ``only_if`` says the same as an expression, for the time in which the index cannot
+        be asked: then all records of the set are looked at."""
+
+        def ask(client: Any, where: Any) -> Any:
+            query = client.query(self.namespace, set_name)
+            query.select(*bins)
+            query.max_records = most
+            query.paginate()
+            if where is not None:
+                query.where(where)
+                return query.results(), query.is_done()
+            return query.results({"expressions": only_if}), query.is_done()
+
+        where = predicates.between(bin_name, *span)
+        found = self.call(what, lambda client: ask(client, where), fine=(INDEX_MISSING, INDEX_NOT_READABLE))
+        if found is None:
+            found = self.call(what, lambda client: ask(client, None))
+        rows, done = found or ([], True)
+        return [(row[0][2], row[2]) for row in rows], bool(done)
+
+    def each_between(
+        self, what: str, set_name: str, bin_name: str, span: tuple[int, int], only_if: Any,
+        look: Callable[[str | None, int], None],
+    ) -> None:  # fmt: skip
+        """`between` for all of them, which may be more than memory holds: calls ``look(user key, value of the bin)``; for some
+        again when the server had to be asked again."""
+
+        def ask(client: Any, where: Any) -> bool:
+            query = client.query(self.namespace, set_name)
+            query.select(bin_name)
+            how = {}
+            if where is not None:
+                query.where(where)
+            else:
+                how["expressions"] = only_if
+            query.foreach(lambda row: look(row[0][2], row[2][bin_name]), how)
+            return True
+
+        where = predicates.between(bin_name, *span)
+        if not self.call(what, lambda client: ask(client, where), fine=(INDEX_MISSING, INDEX_NOT_READABLE)):
+            self.call(what, lambda client: ask(client, None))
 
     def everything(self, what: str, set_name: str) -> list[tuple[str, dict[str, Any]]]:
         """(user key, bins) of all records of a set."""

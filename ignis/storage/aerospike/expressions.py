@@ -29,8 +29,10 @@ def _whole(name: str) -> Any:
 _load = _whole(layout.LOAD_POINTER)
 _fire = _whole(layout.FIRE_POINTER)
 
-has_unfired = exp.LT(_fire, _load).compile()
-"""Pointers record: something is behind the fire pointer."""
+_due = exp.Cond(exp.BinExists(layout.NEXT_DUE), exp.IntBin(layout.NEXT_DUE), layout.NO_DUE)
+
+has_unfired = exp.Or(exp.LT(_fire, _load), exp.LT(_due, layout.NO_DUE)).compile()
+"""Pointers record: something is behind the fire pointer, or waits for its time: who claims learns then when that is."""
 
 nothing_unfired = exp.GE(_fire, _load).compile()
 """Pointers record: all is claimed."""
@@ -46,15 +48,19 @@ still_vacant = exp.Not(exp.BinExists(layout.DATA)).compile()
 _BEFORE = expression_operations.expression_read("before", _fire.compile())
 READ_POINTERS = [
     read(name)
-    for name in (layout.LOAD_POINTER, layout.FIRE_POINTER, layout.VOIDS, layout.BORN, layout.OURS, layout.LEAVING)
-]
+    for name in (
+        layout.LOAD_POINTER, layout.FIRE_POINTER, layout.VOIDS, layout.BORN, layout.OURS, layout.LEAVING,
+        layout.NEXT_DUE, layout.DUE_CHANGES,
+    )
+]  # fmt: skip
 
 
 @lru_cache(maxsize=1_024)
 def claim(count: int) -> list[Any]:
     """Operations on a pointers record: advance the fire pointer by ``count``, never beyond the load pointer; the fire
     pointer before is read as ``before``."""
-    target = exp.Min(exp.Add(_fire, count), _load).compile()
+    # Not back either: two Java consumers can have moved it beyond the load pointer.
+    target = exp.Max(_fire, exp.Min(exp.Add(_fire, count), _load)).compile()
     return [_BEFORE, expression_operations.expression_write(layout.FIRE_POINTER, target), *READ_POINTERS]
 
 
@@ -62,6 +68,38 @@ def claim(count: int) -> list[Any]:
 def reserve(count: int) -> list[Any]:
     """Operations on a pointers record: ``count`` more pointers at the tail, known as ours."""
     return [increment(layout.LOAD_POINTER, count), increment(layout.OURS, count), *READ_POINTERS]
+
+
+@lru_cache(maxsize=64)
+def reserve_delayed(count: int) -> list[Any]:
+    """Operations on a pointers record: ``count`` more pointers of the later magazine."""
+    return [increment(layout.DELAYED, count), read(layout.DELAYED), *READ_POINTERS]
+
+
+def lower_due(due_ms: int) -> list[Any]:
+    """Operations on a pointers record: something is due then, or earlier. When it was before is read as ``before``."""
+    return [
+        expression_operations.expression_read("before", _due.compile()),
+        expression_operations.expression_write(layout.NEXT_DUE, exp.Min(_due, due_ms).compile()),
+        increment(layout.DUE_CHANGES, 1),
+        *READ_POINTERS,
+    ]
+
+
+def due_unchanged(changes: int) -> Any:
+    """Pointers record: the next due time was not lowered since so many changes."""
+    return exp.Eq(_whole(layout.DUE_CHANGES), changes).compile()
+
+
+def raise_to(bin_name: str, value: int) -> Any:
+    """The operation that raises a number."""
+    return expression_operations.expression_write(bin_name, exp.Max(_whole(bin_name), value).compile())
+
+
+def is_within(bin_name: str, first: int, last: int) -> Any:
+    """The bin is a number in first..last."""
+    number = exp.IntBin(bin_name)
+    return exp.And(exp.BinExists(bin_name), exp.GE(number, first), exp.LE(number, last)).compile()
 
 
 def fire_pointer_is(pointer: int) -> Any:

@@ -41,8 +41,10 @@ __all__ = [
     "SEALED",
     "Decoded",
     "Keys",
+    "LaterKeys",
     "SetNames",
     "decode",
+    "due_of",
     "encode",
     "ends_at_ms",
     "server_ttl",
@@ -76,6 +78,19 @@ OPEN = "ign_open"
 """Pointers behind the low-water mark that never had a record: pointer -> since when, milliseconds."""
 SHARDS = "SHARDS"
 
+# Of messages that wait for their time: see `later_records`.
+DELAYED = "ign_delayed"
+"""In a pointers record: the last pointer of the shard's later magazine."""
+NEXT_DUE = "ign_due"
+"""In a pointers record: nothing of the shard's later magazine is due before; `NO_DUE` or none: nothing waits there."""
+DUE_CHANGES = "ign_due_n"
+"""In a pointers record: how often `NEXT_DUE` was lowered, so that nobody raises it who has not seen why."""
+DELAYED_EXPIRED = "ign_due_exp"
+"""Beside the counters: messages whose time to live ran out before they were due."""
+DUE = "ign_due_at"
+"""In a delayed message: `LaterKeys.number` of its magazine and its due time. An index of the server is over this bin."""
+NO_DUE = 1 << 48
+
 MAX_SET_BYTES = 63
 TTL_NEVER = -1
 TTL_KEEP = -2
@@ -100,6 +115,7 @@ class SetNames:
     magazines: str
     locks: str
     epochs: str
+    later: str
 
     @classmethod
     def of(cls, client_id: str, farm_id: str, scope: str) -> SetNames:
@@ -112,6 +128,7 @@ class SetNames:
             magazines=f"{shared}_ignis_mags",
             locks=f"{own}_ignis_locks",
             epochs=f"{own}_ignis_epochs",
+            later=f"{shared}_later_set",
         )
         longest = max(vars(names).values(), key=len)
         if len(longest) > MAX_SET_BYTES:
@@ -157,6 +174,40 @@ class Keys:
     @property
     def plain(self) -> bool:
         return self._plain
+
+
+class LaterKeys:
+    """User keys of the messages of one magazine that wait for their time, and their values of the bin `DUE`.
+
+    Args:
+        magazine: the main one's name.
+    """
+
+    __slots__ = ("_head", "number")
+
+    def __init__(self, magazine: str) -> None:
+        self._head = f"{magazine}@LATER_SHARD_"
+        # Another magazine may have the same number: whoever asks by it looks at the keys too.
+        self.number = crc32c(magazine.encode()) & 0x7FFF
+
+    def key(self, shard: int, pointer: int) -> str:
+        return f"{self._head}{shard}_{pointer}"
+
+    def place(self, key: str | None) -> tuple[int, int] | None:
+        """Shard and pointer of a key; None when it is another magazine's."""
+        if key is None or not key.startswith(self._head):
+            return None
+        shard, _, pointer = key[len(self._head) :].partition("_")
+        return int(shard), int(pointer)
+
+    def due(self, due_ms: int) -> int:
+        """The value of `DUE`: the magazine's number above 48 bits of time, so that a range of values is one of times."""
+        return self.number << 48 | due_ms
+
+
+def due_of(value: int) -> int:
+    """The due time in a value of `DUE`."""
+    return value & (NO_DUE - 1)
 
 
 def is_record(bins: Mapping[str, Any]) -> bool:

@@ -8,26 +8,31 @@ makes it: Aerospike has one durability, and the magazines' classes are recorded 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
+from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.append import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.claim import Claimer
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.inspection import Inspector
+from ignis.storage.aerospike.later import AerospikeLater, main_of_later
+from ignis.storage.aerospike.later_inspection import LaterInspector
+from ignis.storage.aerospike.later_records import LaterRecords
 from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
-from ignis.storage.base import KEEP_TTL, MagazineStore
+from ignis.storage.base import KEEP_TTL, MOST_FRUITLESS, MagazineStore
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.records import Abandoned, Fence, FireResult, Pointers, Run, ShardState, Transfer, group_pointers
-from ignis.storage.runs import Runs, overlap
+from ignis.storage.runs import Runs, overlap, runs_of
 
 __all__ = ["AerospikeMagazines"]
 
@@ -37,11 +42,11 @@ _HOLE_WAIT_S = 0.02
 """What arrives in a hole rings no bell: a waiter looks when the hole's time has come, and not more often than this."""
 
 
-class AerospikeMagazines(MagazineStore):
+class AerospikeMagazines(AerospikeLater, MagazineStore):
     """The magazines of an Aerospike store: a `MagazineStore`. Thread-safe."""
 
     def __init__(self, context: StoreContext, epoch: Callable[[str], int]) -> None:
-        connection = context.connection
+        self._connection = connection = context.connection
         self._context = context
         self._epoch = epoch
         self.calls: Counter[str] = Counter(dict.fromkeys(("loads", "fires", "deletes", "reloads", "transfers"), 0))
@@ -51,11 +56,14 @@ class AerospikeMagazines(MagazineStore):
         self._trickle = trickle
         self._claimer = Claimer(connection, self._catalogue, trickle)
         self._remover = Remover(connection, self._catalogue, self._appender, trickle)
+        self._said = LimitedLog(log)
+        self._records = LaterRecords(connection, self._catalogue, self._appender)
+        self._later_inspector = LaterInspector(connection, self._catalogue, self._records)
         self._inspector = Inspector(connection, self._catalogue)
         self._expired_log = ExpiredLog()
         # All that decides where the records are, but for the hosts: one cluster has many names.
         words = WakeWords(connection.options.wake_dir, f"{connection.namespace}\0{context.sets.data}")
-        self.waits = Waits(self._pending, words)
+        self.waits = Waits(self._pending, words, self._asleep_on_s)
 
     @contextmanager
     def _call(self, counted: str = "") -> Iterator[None]:
@@ -125,18 +133,35 @@ class AerospikeMagazines(MagazineStore):
             found = self._catalogue.get(magazine)
             if shards and not 0 <= min(shards) <= max(shards) < found.shards:
                 found = self._catalogue.refresh(magazine)
-            look = WHOLE
-            if shards is None:
-                look = self.waits.look(magazine, found.shards, whole=bool(found.holes))
-                if look.shards is not None:
-                    shards = self._claimer.with_backlog(found, look.shards)
-            result, surplus = self._claimer.fire(found, limit, owner, shards, max_bytes, look.expected)
-            if surplus:
-                self._remover.reload(found, group_pointers(surplus))
-            self._expired_log.note(magazine, result.expired)
-            claimed = {claim.shard: len(claim.pointers) for claim in result.claims}
-            self.waits.fired(magazine, claimed, look, more=result.more)
+            now_ms = int(time.time() * 1000)
+            self._move_ready(found, now_ms)
+            result = self._fire(found, limit, owner, shards, max_bytes)
+            # The claim may have shown that something is due.
+            if self._is_ready(found, now_ms):
+                if result.claims:
+                    result = result._replace(more=True)
+                elif self._move_ready(found, now_ms):
+                    again = self._fire(found, limit, owner, shards, max_bytes)
+                    result = again._replace(
+                        holes={**result.holes, **again.holes}, expired=result.expired + again.expired
+                    )
             return result
+
+    def _fire(
+        self, found: Magazine, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int
+    ) -> FireResult:
+        look = WHOLE
+        if shards is None:
+            look = self.waits.look(found.name, found.shards, whole=bool(found.holes))
+            if look.shards is not None:
+                shards = self._claimer.with_backlog(found, look.shards)
+        result, surplus = self._claimer.fire(found, limit, owner, shards, max_bytes, look.expected)
+        if surplus:
+            self._remover.reload(found, group_pointers(surplus))
+        self._expired_log.note(found.name, result.expired)
+        claimed = {claim.shard: len(claim.pointers) for claim in result.claims}
+        self.waits.fired(found.name, claimed, look, more=result.more)
+        return result
 
     def _settled(self, magazine: str) -> Magazine:
         """The magazine, with all claims of this process written."""
@@ -170,6 +195,8 @@ class AerospikeMagazines(MagazineStore):
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
         """One client call. What is being moved elsewhere at this moment is not deleted, and not counted."""
+        if (main := main_of_later(magazine)) is not None:
+            return self.cancel_later(main, pointers)
         with self._call("deletes"):
             return self._remover.delete(self._catalogue.get(magazine), pointers)
 
@@ -194,7 +221,7 @@ class AerospikeMagazines(MagazineStore):
             limit = min(len(many), many[-1] - known[shard].fire)
             if limit <= 0:
                 continue  # others have claimed it all
-            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._context.owner, [shard]))
+            runs = self._claim_waiting(found, shard, limit)
             mine = overlap(runs.runs, 1, end + 1)
             beyond = overlap(runs.runs, end + 1, 1 << 62)
             if mine:
@@ -204,14 +231,31 @@ class AerospikeMagazines(MagazineStore):
                 self.reload(magazine, {shard: Runs(beyond)})
         return count
 
+    def _claim_waiting(self, found: Magazine, shard: int, limit: int) -> Runs:
+        """Claims what waits in one shard, and moves nothing that is due there first."""
+        pointers: list[int] = []
+        fruitless = 0
+        while len(pointers) < limit and fruitless <= MOST_FRUITLESS:
+            with self._call("fires"):
+                result = self._fire(found, limit - len(pointers), self._context.owner, [shard], 64 << 20)
+            pointers += (one for claim in result.claims for one in claim.pointers)
+            fruitless = 0 if result.claims else fruitless + 1
+            if not result.more:
+                break
+        return Runs(runs_of(pointers))
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():
+            if (main := self._main_of(magazine)) is not None:
+                return self._peek_later(main, pointers)
             return self._inspector.peek(self._catalogue.get(magazine), pointers)
 
     def scan(
         self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
     ) -> list[tuple[int, int, bytes | None]]:
         with self._call():
+            if (main := self._main_of(magazine)) is not None:
+                return self._later_inspector.scan(main, after or {}, limit)
             return self._inspector.scan(self._catalogue.get(magazine), after, limit, pending_only)
 
     def transfer(
@@ -229,7 +273,7 @@ class AerospikeMagazines(MagazineStore):
             for item in items:
                 if not 0 <= item.target_shard < destination.shards:
                     destination = self._catalogue.with_shard(target, item.target_shard)
-            count = self._remover.transfer(origin, destination, items, ttl_s, fence, self._check_fence)
+            count = self._remover.transfer(origin, destination, items, ttl_s, lambda: self._check_fence(fence))
             self.waits.ring(target, {item.target_shard for item in items})
             return count
 
@@ -263,6 +307,8 @@ class AerospikeMagazines(MagazineStore):
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._call():
+            if (main := self._main_of(magazine)) is not None:
+                return self._later_inspector.states(main)
             return self._inspector.metadata(self._catalogue.get(magazine))
 
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
@@ -283,7 +329,7 @@ class AerospikeMagazines(MagazineStore):
             self._trickle.idle(found)
             if found.holes:
                 timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._claimer.holes.next_look_s(found)))
-            return self.waits.idle(magazine, seen, timeout_s, found.trickle.looked_at)
+            return self.waits.idle(magazine, seen, self._asleep_s(found, timeout_s), found.trickle.looked_at)
 
     def rest(self, magazine: str) -> None:
         """See `MagazineStore.rest`. One client call, and more where a record was on its way."""
@@ -313,7 +359,8 @@ class AerospikeMagazines(MagazineStore):
             if not exc.retryable:
                 raise
             return False
-        return any(one.unfired for one in known.values())
+        # What is due is moved by who waits, too: the time to live of some of it may be over.
+        return self._move_ready(found, int(time.time() * 1000)) or any(one.unfired for one in known.values())
 
     def wake(self, magazine: str) -> None:
         with self._call():
@@ -323,6 +370,10 @@ class AerospikeMagazines(MagazineStore):
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         """Not one transaction: what is loaded between the look and the removal is removed too."""
         with self._call():
+            if (main := main_of_later(magazine)) is not None:
+                return self._drop_later(main, only_empty)
+            if only_empty and not self._drop_later(magazine, only_empty):
+                return False
             if only_empty:
                 try:
                     found = self._catalogue.refresh(magazine)
@@ -330,7 +381,10 @@ class AerospikeMagazines(MagazineStore):
                     return True
                 if any(one.pending or one.in_flight for one in self._inspector.metadata(found)):
                     return False
+            had_later = self._had_later(magazine)
             self._catalogue.drop(magazine)
+            if had_later:
+                self._records.clear(magazine)
             return True
 
     def names(self) -> list[str]:

@@ -26,7 +26,7 @@ from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import MOST_RIDING, Trickle
 from ignis.storage.base import KEEP_TTL
 from ignis.storage.checks import expiry_ms
-from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.records import Pointers, Transfer
 
 __all__ = ["Remover"]
 
@@ -194,18 +194,29 @@ class Remover:
         target: Magazine,
         moves: Sequence[Transfer],
         ttl_s: float | None,
-        fence: Fence | None,
-        check: Callable[[Fence | None], None],
+        check: Callable[[], None],
     ) -> int:
-        """See `MagazineStore.transfer`. ``check(fence)`` raises StaleEpochError; it is called right before each of the
-        steps that change something, up to the load. After that the move is completed: stopping between the load and the
-        removal would leave the message twice."""
-        keeps = ttl_s == KEEP_TTL
-        expires_at_ms = 0 if keeps else expiry_ms(ttl_s)
+        """See `MagazineStore.transfer`; `move_out` into another magazine."""
         for move in moves:
             if not 0 <= move.target_shard < target.shards:
                 raise ConfigError(f"shard {move.target_shard} of {target.name!r}, which has {target.shards}")
-        check(fence)
+        return self.move_out(source, moves, ttl_s, check, lambda _, items: self._appender.append(target, items))
+
+    def move_out(
+        self,
+        source: Magazine,
+        moves: Sequence[Transfer],
+        ttl_s: float | None,
+        check: Callable[[], None],
+        load: Callable[[list[Place], list[Item]], object],
+    ) -> int:
+        """Marks, has ``load`` store what becomes of the records of these places elsewhere, removes; returns how many.
+
+        ``check`` raises StaleEpochError; it is called right before each of the steps that change something, up to the load.
+        After that the move is completed: stopping between the load and the removal would leave the message twice."""
+        keeps = ttl_s == KEEP_TTL
+        expires_at_ms = 0 if keeps else expiry_ms(ttl_s)
+        check()
         wanted: dict[Place, Transfer] = {}
         for move in moves:
             wanted.setdefault((move.shard, move.pointer), move)
@@ -227,8 +238,8 @@ class Remover:
             for place, entry in marked
         ]
         try:
-            check(fence)
-            self._appender.append(target, items)
+            check()
+            load(places, items)
         except IgnisError:
             self._unmark(source, places, at_ms)
             raise

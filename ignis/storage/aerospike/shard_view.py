@@ -26,13 +26,17 @@ class ShardPointers(NamedTuple):
     born: int
     ours: int
     leaving: int = 0
+    due_ms: int = layout.NO_DUE
+    due_changes: int = 0
 
     @classmethod
     def of(cls, bins: dict[str, Any]) -> ShardPointers:
+        due_ms = bins.get(layout.NEXT_DUE)
         return cls(
             bins.get(layout.LOAD_POINTER) or 0, bins.get(layout.FIRE_POINTER) or 0,
             bins.get(layout.VOIDS) or 0, bins.get(layout.BORN) or 0, bins.get(layout.OURS) or 0,
-            bins.get(layout.LEAVING) or 0,
+            bins.get(layout.LEAVING) or 0, layout.NO_DUE if due_ms is None else due_ms,
+            bins.get(layout.DUE_CHANGES) or 0,
         )  # fmt: skip
 
     @property
@@ -54,6 +58,8 @@ class ShardView:
         "backlog",
         "born",
         "checked_below",
+        "due_changes",
+        "due_ms",
         "fire",
         "fire_seen",
         "gone",
@@ -71,6 +77,8 @@ class ShardView:
 
     def __init__(self) -> None:
         self.low = 0
+        self.due_ms = layout.NO_DUE
+        self.due_changes = 0
         self.fire = 0
         self.fire_seen = 0
         self.backlog = 0
@@ -97,6 +105,7 @@ class ShardView:
         # Never back: an answer that is older than another may come after it.
         self.shared = self.shared or pointers.ours != pointers.load
         self.leaving = max(self.leaving, pointers.leaving)
+        self.due_ms, self.due_changes = pointers.due_ms, pointers.due_changes
         now = time.monotonic()
         if not self.seen_at:
             self.seen_fire, self.seen_at = pointers.claimed, now
@@ -128,6 +137,32 @@ class TrickleState:
 
 
 @dataclass
+class LaterState:
+    """What this process knows of the messages of one magazine that wait for their time. The due times are in the views.
+
+    Attributes:
+        made: whether any ever waited, as the magazine's record says.
+        seen: whether any shard has shown a due time; while none has, nobody looks at those in the views.
+        moving: held by who moves what is due.
+        not_before: ``time.monotonic()`` before which it is no use to look again, because others are at what is due.
+        pause_s: how long that was last.
+        ready: what is due, found by the last look and not moved yet: (due time, shard, pointer, mark).
+        record_bytes: what a message had in the last batch that was moved; 0 = not known.
+        count, counted_until: how many waited, and how long that is good enough.
+    """
+
+    made: bool = False
+    seen: bool = False
+    moving: threading.Lock = field(default_factory=threading.Lock)
+    not_before: float = 0.0
+    pause_s: float = 0.0
+    ready: list[Any] = field(default_factory=list)
+    record_bytes: int = 0
+    count: int = 0
+    counted_until: float = 0.0
+
+
+@dataclass
 class Magazine:
     """One declared magazine as this process sees it. ``lock`` guards what changes."""
 
@@ -145,3 +180,4 @@ class Magazine:
     record_bytes: float = 0.0
     holes: int = 0
     trickle: TrickleState = field(default_factory=TrickleState)
+    later: LaterState = field(default_factory=LaterState)

@@ -176,11 +176,18 @@ class Waits:
     Args:
         pending: asks the server whether a magazine has something to claim; called without any lock held.
         words: what other processes raise.
+        due_in_s: when something is due in a magazine, as far as is known here; None = not known. Asks nobody.
     """
 
-    def __init__(self, pending: Callable[[str], bool], words: WakeWords) -> None:
+    def __init__(
+        self,
+        pending: Callable[[str], bool],
+        words: WakeWords,
+        due_in_s: Callable[[str], float | None] = lambda name: None,
+    ) -> None:
         self.words = words
         self._pending = pending
+        self._due_in_s = due_in_s
         self._lock = threading.Lock()
         self._bells: dict[str, _Bell] = {}
         self._closed = False
@@ -283,6 +290,7 @@ class Waits:
         bell = self._bell(name)
         deadline = time.monotonic() + timeout_s
         while True:
+            due_in_s = self._due_in_s(name)
             with bell.changed:
                 self._check()
                 sequence, left = self._sequence(bell), deadline - time.monotonic()
@@ -293,7 +301,8 @@ class Waits:
                     bell.changed.wait(left)
                     continue
                 bell.asking = True
-                until = time.monotonic() + min(left, bell.pause_s())
+                pause_s = bell.pause_s() if due_in_s is None else min(bell.pause_s(), due_in_s)
+                until = time.monotonic() + min(left, pause_s)
             try:
                 if self._sleep(bell, seen, until) == seen and self._pending(name):
                     with bell.changed:

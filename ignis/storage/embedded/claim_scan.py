@@ -10,23 +10,38 @@ from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.context import StoreContext
+from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.later import later_of
 from ignis.storage.records import Claim, FireResult, Run, joined_runs
 from ignis.storage.write_batch import FiredInto
 
-__all__ = ["ClaimScan"]
+__all__ = ["ClaimScan", "warn_of_late"]
 
 _MOST_EXPIRED = 100_000
 """So many expired records one call retires; the rest is for the next."""
 _ANY_SIZE = 1 << 62
 
 
-class ClaimScan:
-    """Claims what waits in the magazines of one store, over their shards. Thread-safe."""
+def warn_of_late(found: Magazine, expired_log: ExpiredLog) -> None:
+    """Warns of what expired in the later magazine of this one, and was retired when it was due. Any call that claims or waits may
+    have done that."""
+    if found.log.late:
+        expired_log.note(later_of(found.name), found.log.take_late(found.number))
 
-    def __init__(self, store: StoreContext) -> None:
+
+class ClaimScan:
+    """Claims what waits in the magazines of one store, over their shards. Thread-safe.
+
+    Args:
+        store: whose magazines they are.
+        expired_log: warns of what expired before it was due.
+    """
+
+    def __init__(self, store: StoreContext, expired_log: ExpiredLog) -> None:
         self._directory = store.directory
         self._owner = store.owner
         self._gate = store.gate
+        self._expired_log = expired_log
         self._rotation: dict[str, int] = {}
 
     def order(self, found: Magazine, shards: Sequence[int] | None) -> list[int] | None:
@@ -74,6 +89,7 @@ class ClaimScan:
             max_bytes=size,
             at_once=not wait,
         )
+        warn_of_late(found, self._expired_log)
         claims = self._claims_of(found, pieces)
         if not expired:
             return FireResult(claims, {}, 0, more)
@@ -98,6 +114,7 @@ class ClaimScan:
             begin=self.begin(found),
             max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
         )
+        warn_of_late(found, self._expired_log)
         if fired is None:
             return number, None
         pieces, expired, more, _ = fired
@@ -171,6 +188,7 @@ class ClaimScan:
             max_bytes=size,
             at_once=not wait,
         )
+        warn_of_late(found, self._expired_log)
         if served is not None:
             self.served(found, served)
         if expired and not wait:
@@ -208,6 +226,7 @@ class ClaimScan:
             pieces, expired, more, _ = found.log.fire(
                 found.number, left, owner, now_ms, order=order, begin=self.begin(found), records=False
             )
+            warn_of_late(found, self._expired_log)
             runs += (Run(shard, pointers[0], pointers[-1], many) for shard, pointers, many, _ in pieces)
             if expired:
                 count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
@@ -219,6 +238,7 @@ class ClaimScan:
         """See `MagazineStore.expire`."""
         now_ms = self._directory.clock.now_ms()
         _, expired, _, _ = found.log.fire(found.number, 0, self._owner.encode(), now_ms)
+        warn_of_late(found, self._expired_log)
         return self._retire(found, expired, now_ms, limit)
 
     def expire_heads(self, found: Magazine, shards: Iterable[int]) -> int:

@@ -92,7 +92,7 @@ class Directory:
         """Who tells of loads into magazines of that class."""
         found = self._listeners.get(durability)
         return (
-            self._listeners.setdefault(durability, Listener(self.log(durability), self.clock.now_ms))
+            self._listeners.setdefault(durability, Listener(self.log(durability), self.clock))
             if found is None
             else found
         )

@@ -13,6 +13,7 @@ from ignis.native.store import NoShardError
 from ignis.storage.checks import check_dues
 from ignis.storage.embedded import inspection, transfers
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
+from ignis.storage.embedded.claim_scan import warn_of_late
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.format import keep_later
 from ignis.storage.embedded.writes import Writes
@@ -30,7 +31,7 @@ _FIRST = (0, 0, 0)
 _AT_ONCE = 4_096
 """Messages that are read together for a list."""
 _Place = tuple[int, int, int]
-_LIVING = 5
+_LIVING, _EXPIRED = 5, 7
 """Of `Log.shards`."""
 
 
@@ -100,22 +101,22 @@ class EmbeddedLater(KeepsLater):
         if not self._catalogue.find(magazine).log.later:
             return None
         due_ms = self._catalogue.on(magazine, _next_due)
-        return None if due_ms is None else max(0.0, (due_ms - self._store.directory.clock.now_ms()) / 1000)
+        return None if due_ms is None else self._store.directory.clock.until_s(due_ms)
 
     @guarded
     def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:
         def move(main: Magazine) -> MovedDue:
             now_ms = self._store.directory.clock.now_ms()
-            return transfers.fenced(
+            moved = transfers.fenced(
                 self._store,
                 main,
                 fence,
                 lambda held: MovedDue(*native.move_due(main.log, main.number, now_ms, limit, fence=held)),
             )
+            warn_of_late(main, self._expired_log)
+            return moved
 
-        moved = self._catalogue.on(magazine, move)
-        self._expired_log.note(later_of(magazine), moved.expired)
-        return moved
+        return self._catalogue.on(magazine, move)
 
     @guarded
     def list_later(
@@ -157,6 +158,13 @@ class EmbeddedLater(KeepsLater):
         self._catalogue.find(magazine)
         return self._on_later(
             magazine, lambda later: sum(state[_LIVING] for state in later.log.shards(later.number)), 0
+        )
+
+    @guarded
+    def expired_later(self, magazine: str) -> int:
+        self._catalogue.find(magazine)
+        return self._on_later(
+            magazine, lambda later: sum(state[_EXPIRED] for state in later.log.shards(later.number)), 0
         )
 
     # -- the later magazine

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, WaitTimeoutError
 from ignis.hooks import call_user_code
 from ignis.native.store import Log, move_due, next_due
+from ignis.storage.clock import StoreClock
 from ignis.storage.later import MOVE_LIMIT
 from ignis.storage.os_errors import without_means
 
@@ -37,12 +38,12 @@ class Listener:
 
     Args:
         of: the log.
-        now_ms: the store's clock. What comes to be due is moved by the thread, and so loaded.
+        clock: the store's. What comes to be due is moved by the thread, and so loaded.
     """
 
-    def __init__(self, of: Log, now_ms: Callable[[], int]) -> None:
+    def __init__(self, of: Log, clock: StoreClock) -> None:
         self._log = of
-        self._now_ms = now_ms
+        self._clock = clock
         self._wishes: dict[int, _Wish] = {}
         self._fresh: set[int] = set()  # they have not been looked at without being rung for
         self._numbers = itertools.count()
@@ -90,6 +91,11 @@ class Listener:
         if wish is not None:
             call_user_code(log, "a call after a load failed", wish[2])
 
+    def _grant_all(self, magazine: int) -> None:
+        for wish in list(self._wishes.values()):
+            if wish[0] == magazine:
+                self._grant(wish[3])
+
     def _run(self) -> None:
         bell, look_at = -1, time.monotonic() + _LOOK_S
         try:
@@ -115,15 +121,17 @@ class Listener:
             return rest_s
         for number in {wish[0] for wish in list(self._wishes.values())}:
             try:
-                due_ms = next_due(self._log, number)
-                if due_ms is not None and due_ms <= self._now_ms():
-                    due_ms = move_due(self._log, number, self._now_ms(), MOVE_LIMIT)[2]
+                due_ms, now_ms = next_due(self._log, number), self._clock.now_ms()
+                if due_ms is not None and due_ms <= now_ms:
+                    moved, expired, due_ms = move_due(self._log, number, now_ms, MOVE_LIMIT)
+                    if expired and not moved:  # nobody is rung for that; who claims is told what expired, and warns
+                        self._grant_all(number)
             except (ClosedError, ForkedHandleError):
                 raise
             except IgnisError:
                 continue  # busy, full, or removed: it is looked at again in a second
             if due_ms is not None:
-                rest_s = min(rest_s, max(_SOON_S, (due_ms - self._now_ms()) / 1000))
+                rest_s = min(rest_s, _SOON_S if due_ms <= now_ms else self._clock.until_s(due_ms))
         return rest_s
 
     def _look(self) -> None:

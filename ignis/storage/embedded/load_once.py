@@ -13,7 +13,7 @@ from ignis.native import PackedBatch, id_keys
 from ignis.storage.clock import StoreClock
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.records import LoadedOnce
-from ignis.storage.repeats import without_repeats
+from ignis.storage.repeats import dues_of_left, without_repeats
 
 __all__ = ["forget_hour", "load_once"]
 
@@ -38,9 +38,13 @@ def load_once(
     clock: StoreClock,
     expires_at_ms: int,
     until_ms: int,
+    later: Magazine | None = None,
+    dues_ms: Sequence[Sequence[int]] = (),
 ) -> list[LoadedOnce]:
-    """See `MagazineStore.load_once`."""
+    """See `MagazineStore.load_once`. With ``dues_ms`` the records go to ``later``, the later magazine of this one, which knows
+    the ids."""
     log, number = magazine.log, magazine.number
+    target = magazine if later is None else later
     shards = [shard for shard, _ in batches]
     packed = [batch for _, batch in batches]
     keys, repeated = id_keys(packed, b"")
@@ -65,7 +69,10 @@ def load_once(
             for _, batch in loading:
                 batch.set_expiry(expires_at_ms)
         fresh = b"".join(key for key in keys if key not in known) if known else every
-        firsts = log.load_once(number, loading, fresh, forget_hour=until, hour_now=hour, durable=magazine.durable)
+        firsts = log.load_once(
+            target.number, loading, fresh, forget_hour=until, hour_now=hour, durable=magazine.durable,
+            dues=None if later is None else dues_of_left(packed, left, dues_ms),
+        )  # fmt: skip
         if firsts is not None:
             first = iter(firsts)
             return [

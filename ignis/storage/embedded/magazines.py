@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
 from ignis.native import PackedBatch, Watch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
-from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.checks import check_declaration, check_dues, check_limit, check_magazine, check_owner
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import inspection, transfers
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
@@ -52,11 +52,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
         self._claims = Claims(store)
-        self._scan = ClaimScan(store)
+        self._expired_log = ExpiredLog()
+        self._scan = ClaimScan(store, self._expired_log)
         self._writes = Writes(store, self._catalogue)
         self._waits = Waits()
         self._wishes: dict[object, Callable[[], None]] = {}  # of this store, among those of the directory
-        self._expired_log = ExpiredLog()
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
     # -- the catalogue
@@ -109,10 +109,17 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
 
     @guarded
     def load_once(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        remember_s: float,
+        dues_ms: Sequence[Sequence[int]] | None = None,
     ) -> list[LoadedOnce]:
         clock = self._directory.clock
         self._catalogue.find(magazine)
+        if dues_ms is not None:
+            check_dues(dues_ms, [batch.count for _, batch in batches])
         if not batches:
             return []
         expires_at_ms, until_ms = clock.expiry_ms(ttl_s), clock.expiry_ms(remember_s)
@@ -124,7 +131,13 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
             except NoShardError:
                 raise self._catalogue.no_shard(found, [shard for shard, _ in batches]) from None
 
-        loaded = self._catalogue.on(magazine, load)
+        def load_later(found: Magazine, later: Magazine) -> list[LoadedOnce]:
+            return load_once(found, batches, clock, expires_at_ms, until_ms, later, dues_ms or ())
+
+        if dues_ms is None:
+            loaded = self._catalogue.on(magazine, load)
+        else:
+            loaded = self._with_later(magazine, [shard for shard, _ in batches], load_later)
         self.calls["loads"] += 1
         return loaded
 
@@ -313,6 +326,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
         self.calls["loads"] += loaded is not False
         return loaded
+
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
+        deleted = self._writes.try_delete_lone(magazine, ack)
+        self.calls["deletes"] += deleted is not False
+        return deleted
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         check_limit(limit)

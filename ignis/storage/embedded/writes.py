@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import Log, NoShardError
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.context import StoreContext
@@ -146,6 +146,23 @@ class Writes:
             return False
         if taker is not None:
             taker.give_lone(lone)
+        return _Unflushed(self._store, found.log) if found.durability == "sync" else True
+
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> _Unflushed | bool:
+        """See `MagazineStore.try_delete_lone`."""
+        if not self._store.gate.try_enter():
+            return False
+        try:
+            return self._catalogue.try_on(magazine, self._retire_lone, ack) or False
+        finally:
+            self._store.gate.leave()
+
+    def _retire_lone(self, found: Magazine, ack: LoneAck) -> _Unflushed | bool:
+        """`retire` of a request where it was received; False when it is not as simple as that."""
+        if found.durability == "interval":
+            self._directory.changing("interval")
+        if ack.retire(found.log, found.number) is None:
+            return False
         return _Unflushed(self._store, found.log) if found.durability == "sync" else True
 
     def _make(self, found: Magazine, write: WriteBatch) -> Log | None:

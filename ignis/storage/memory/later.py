@@ -94,7 +94,7 @@ class MemoryLater(KeepsLater):
 
     def due_in_s(self, magazine: str) -> float | None:
         due_ms = self.next_due_ms(magazine)
-        return None if due_ms is None else max(0.0, (due_ms - self._store.clock.now_ms()) / 1000)
+        return None if due_ms is None else self._store.clock.until_s(due_ms)
 
     def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:
         with self._store.open_content():
@@ -154,6 +154,11 @@ class MemoryLater(KeepsLater):
         with self._store.open_content():
             later = self._get(magazine).later
             return 0 if later is None else sum(len(shard.records) for shard in later.shards)
+
+    def expired_later(self, magazine: str) -> int:
+        with self._store.open_content():
+            later = self._get(magazine).later
+            return 0 if later is None else sum(shard.expired for shard in later.all_shards)
 
     # -- for whoever holds the content
 
@@ -216,7 +221,7 @@ class MemoryLater(KeepsLater):
             return most_s
         self._move_due(magazine, main)
         due_ms = self._next_due_ms(main)
-        return most_s if due_ms is None else min(most_s, max(0.0, (due_ms - self._store.clock.now_ms()) / 1000))
+        return most_s if due_ms is None else min(most_s, self._store.clock.until_s(due_ms))
 
     def _set_alarm(self, main: MagazineState) -> None:
         """Those who listen are called when the next message is due: they claim, and that moves it."""
@@ -225,7 +230,7 @@ class MemoryLater(KeepsLater):
             return
         if main.alarm is not None:
             main.alarm[1].cancel()
-        wait_s = max(0.0, (due_ms - self._store.clock.now_ms()) / 1000)
+        wait_s = self._store.clock.until_s(due_ms)
         timer = threading.Timer(min(wait_s, threading.TIMEOUT_MAX), self._ring, [main])
         timer.daemon = True
         main.alarm = due_ms, timer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ignis.errors import ClosedError, ConfigError, QueueMismatchError, QueueNotFoundError, UnreadableMessageError
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import KEEP_TTL, MagazineStore
-from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.checks import check_declaration, check_dues, check_limit, check_magazine, check_owner
 from ignis.storage.later import LATER_SUFFIX, later_of
 from ignis.storage.memory.later import MemoryLater
 from ignis.storage.memory.state import MagazineState, StoreContext
@@ -25,7 +25,7 @@ from ignis.storage.records import (
     joined_runs,
     runs_of_pointers,
 )
-from ignis.storage.repeats import without_repeats
+from ignis.storage.repeats import dues_of_left, without_repeats
 from ignis.storage.runs import Runs, difference, runs_of
 from ignis.storage.write_batch import WriteBatch
 
@@ -90,8 +90,15 @@ class MemoryMagazines(MemoryLater, MagazineStore):
     tells_repeats = True
 
     def load_once(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        remember_s: float,
+        dues_ms: Sequence[Sequence[int]] | None = None,
     ) -> list[LoadedOnce]:
+        if dues_ms is not None:
+            check_dues(dues_ms, [batch.count for _, batch in batches])
         now_ms, until_ms = self._store.clock.now_ms(), self._store.clock.expiry_ms(remember_s)
         with self._store.open_content():
             known = self._get(magazine).known_ids
@@ -99,7 +106,11 @@ class MemoryMagazines(MemoryLater, MagazineStore):
                 del known[old]
             left, repeats = without_repeats([batch for _, batch in batches], lambda id: id in known)
             loading = [(shard, batch) for (shard, _), batch in zip(batches, left, strict=True) if batch is not None]
-            firsts = iter(self.load(magazine, loading, ttl_s))
+            if dues_ms is None:
+                firsts = iter(self.load(magazine, loading, ttl_s))
+            else:
+                dues_left = dues_of_left([batch for _, batch in batches], left, dues_ms)
+                firsts = iter(self.load_later(magazine, loading, dues_left, ttl_s))
             known.update((id, until_ms) for _, batch in loading for id in batch.ids())
             return [
                 LoadedOnce(0, 0, known_before) if batch is None else LoadedOnce(next(firsts), batch.count, known_before)

@@ -20,6 +20,7 @@ from ignis.broker.server.session import Session
 from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConnectionLostError, IgnisError, StoreBusyError
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
+from ignis.native.lone import LoneRequest
 from ignis.storage.base import FireResult
 from ignis.storage.embedded import writes
 from tests.support import WAIT_S, eventually
@@ -178,7 +179,7 @@ def test_nothing_is_answered_before_it_was_flushed(
 ) -> None:
     """And what is delivered does not wait for it."""
     events: list[tuple[str, bool]] = []
-    real_write, real_deliver = Session.write_now, Session.deliver
+    real_write, real_deliver, real_deliver_lone = Session.write_now, Session.deliver, Session.deliver_lone
 
     def note(what: str) -> None:
         now = figures(broker)
@@ -192,9 +193,14 @@ def test_nothing_is_answered_before_it_was_flushed(
         note("delivered")
         real_deliver(self, frame)
 
+    def deliver_lone(self: Session, lone: LoneRequest, request_id: int, count: int) -> None:
+        note("delivered")
+        real_deliver_lone(self, lone, request_id, count)
+
     with client.subscribe("sync", 64):
         monkeypatch.setattr(Session, "write_now", answer)
         monkeypatch.setattr(Session, "deliver", deliver)
+        monkeypatch.setattr(Session, "deliver_lone", deliver_lone)
         early = 0
         for number in range(20):
             events.clear()

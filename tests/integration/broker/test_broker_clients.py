@@ -418,8 +418,8 @@ def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path
         assert (status["broker"], status["draining"]) == (one.broker.id, False)
         figures = {name for name, _, _ in first.ask(requests.metrics())}
         assert figures >= {
-            "ignis_inflight_count", "ignis_timeout_count", "ignis_ring_depth", "ignis_drain_rate", "ignis_bytes_total",
-            "ignis_direct_used_bytes", "ignis_conn_count",
+            "ignis_broker_requests", "ignis_broker_connection_timeouts_total", "ignis_broker_ring_depth",
+            "ignis_broker_bytes_total", "ignis_broker_ring_bytes", "ignis_broker_connections",
         }  # fmt: skip
         other.stop()
         assert [member["broker"] for member in first.ask(requests.cluster_status())] == [one.broker.id]

@@ -107,7 +107,7 @@ def test_a_message_that_kills_its_clients_is_set_aside(broker: RunningBroker) ->
         assert aside.error is not None
         assert "3 connection(s)" in aside.error
         figures = {(name, *labels.values()): value for name, labels, value in client.ask(requests.metrics())}
-        assert figures["ignis_sidelined_total", "crash"] == 1
+        assert figures["ignis_broker_sidelined_total", "crash"] == 1
 
 
 def test_the_count_outlives_the_broker(url: str) -> None:

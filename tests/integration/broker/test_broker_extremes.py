@@ -41,9 +41,9 @@ from ignis.broker.protocol.table import TABLE
 from ignis.native.wire import pack_pointers
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
-from ignis.storage.checks import MAX_MOMENT_MS
+from ignis.storage.checks import MAX_MOMENT_MS, MAX_TTL_S
 from ignis.storage.embedded import EmbeddedStore
-from tests.contract.support import batch, drain
+from tests.contract.support import batch, drain, record
 from tests.support.broker import RunningBroker, Wire, running
 
 INTS: list[Any] = [
@@ -319,6 +319,25 @@ def test_a_refusal_names_the_field_the_value_and_the_limit(
 ) -> None:
     with broker.client() as client, pytest.raises(errors.ConfigError, match=says):
         client.ask(ClientRequest(command, pack(head), unpack_value))
+
+
+@pytest.mark.parametrize("ttl_ms", [MAX_TTL_S * 1000 + 1, 1 << 62, (1 << 64) - 2])
+def test_a_time_to_live_over_the_limit_is_a_setting_that_is_wrong(broker: RunningBroker, ttl_ms: int) -> None:
+    """It was a bad request, without the limit."""
+    asking = Asking(broker)
+    assert asking.ask(Command.DECLARE, pack(payloads.Declare("q", 1, "sync"))) is None
+    batches = [(0, batch("x"))]
+    sent = payloads.pack_send_batch(b"q", ttl_ms, batches)
+    for command, payload in (
+        (Command.SEND, payloads.pack_send(b"q", ttl_ms, 0, record("x"))),
+        (Command.SEND_BATCH, sent),
+        (Command.LOAD_LATER, pack(later_payloads.LoadLater("q", True)) + later_payloads.pack_dues([[1]]) + sent),
+        (Command.LOAD_ONCE, pack(payloads.LoadOnce("q", 1_000)) + sent),
+    ):
+        refused = asking.ask(command, payload)
+        assert refused is not None and refused.code == errors.ConfigError.code, (command, refused)
+        assert f"ttl_ms = {ttl_ms} is outside 0 to {MAX_TTL_S * 1000}" in refused.message, (command, refused)
+    asking.wire.close()
 
 
 def test_names_of_what_is_sent(broker: RunningBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,3 +38,22 @@ def test_retries_through_a_broker(tmp_path: Path, coroutine: bool) -> None:
             ("1", 1), ("3", 1), ("3", 2), ("3", 3), ("9", 1), ("9", 2), ("9", 3),
         ]  # fmt: skip
         assert queue.stats()["consumer"]["retried"] == 4
+
+
+def test_a_shovel_goes_by_its_policy_through_a_broker(tmp_path: Path) -> None:
+    called: list[str] = []
+    policy = ignis.Retry(attempts=3, base="20ms", jitter=False)
+    with RunningBroker(f"embedded://{tmp_path}/store") as broker, ignis.Ignis(broker.url) as app:
+        queue = app.queue("jobs", str, shards=1, shovel_retry=policy)
+
+        @queue.handler
+        def fail(job: str) -> bool:
+            called.append(job)
+            return False
+
+        app.start()
+        queue.publish("a")
+        eventually(lambda: queue.shovel.given_up == 1)
+        (message,) = sidelined(queue)
+        assert (called, message.returns, message.failures) == (["a"] * 3, 2, 3)
+        assert queue.stats()["shovel"]["returned"] == 2

@@ -15,6 +15,7 @@ from ignis.errors import ClosedError, StoreBusyError
 from ignis.native.store import Log
 from ignis.storage import open_store
 from ignis.storage.base import Store
+from ignis.storage.clock import StoreClock
 from ignis.storage.embedded.listening import Listener
 from tests.contract.support import batch, records
 from tests.support import WAIT_S, eventually
@@ -99,7 +100,7 @@ def test_a_log_that_is_busy_ends_no_listener(tmp_path: Path, monkeypatch: pytest
     log = Log(str(tmp_path))
     number = log.declare("m", 1, 0)
     assert number is not None
-    listener = Listener(cast("Log", Busy()), lambda: 0)
+    listener = Listener(cast("Log", Busy()), StoreClock(0))
     called = threading.Event()
     listener.on_load(number, log.wait(number, -1, 0), called.set)
     eventually(lambda: len(looks) > 3)

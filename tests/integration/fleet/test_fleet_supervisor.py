@@ -254,6 +254,7 @@ def handle(body):
         eventually(lambda: command.health()[1]["failures_in_a_row"] >= 3, timeout=START_S)
         status, health = command.health()
         assert (status, health["status"]) == (503, "failing")
+        assert (command.get("/livez")[0], command.get("/readyz")[0]) == (200, 503), "it goes on trying"
         assert reasons(app.queue("q", str)) == {"abandoned": 1}
     waits = [
         float(line.partition("another one in ")[2].split()[0])
@@ -298,6 +299,9 @@ def test_what_the_endpoint_says(start: Start, queue: ignis.Queue[str]) -> None:
     os.kill(victim, signal.SIGKILL)
     command.wait_running(2, without=[victim])
     eventually(lambda: "ignis_process_deaths_total 1.0" in metrics())
+    for name in ("wait", "handler", "end_to_end"):
+        assert f'ignis_{name}_duration_seconds_count{{queue="q"}} 100.0' in metrics(), "those of the dead process count"
+    assert command.get("/livez") == command.get("/readyz") == (200, {"status": "ok"})
     assert 'ignis_consumed_total{queue="q"} 100.0' in metrics(), "what the dead one counted still counts"
     assert command.get("/scale/q") == (200, {"queue": "q", "pending": 0, "oldest_age_s": 0.0})
     assert command.get("/nothing")[0] == 404

@@ -52,19 +52,16 @@ def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Qu
     assert (by_id[published.id].key, by_id[published.id].headers) == ("k", {"a": 1})
 
 
-def test_a_delay_is_refused_and_nothing_is_sent(here: Place, queue: ignis.Queue[bytes]) -> None:
+def test_a_deadline_travels_with_the_message(here: Place, queue: ignis.Queue[bytes]) -> None:
     here.start_relay()
     with queue.publisher() as publisher:
-        for ask in (
-            lambda: queue.publish(b"x", delay="1h"),
-            lambda: queue.publish_many([b"x"], delay="1h"),
-            lambda: publisher.send(b"x", delay="1h"),
-        ):
-            with pytest.raises(errors.DelayNotSupportedError, match="embedded"):
-                ask()
-        assert publisher.sent == 0
-    queue.publish(b"now")
-    assert here.stored() == [b"now"]
+        publisher.send(b"one", expires_in="1h")
+        publisher.send(b"two")
+    assert sorted(here.stored()) == [b"one", b"two"]
+    with ignis.Ignis(here.store_url) as app:
+        ends = {one.envelope.body: one.envelope.expires_at_ms for one in app.queue("q", bytes).main.peek(10)}
+    assert ends[b"two"] is None
+    assert ends[b"one"] is not None
 
 
 def test_a_queue_is_listed_when_its_first_message_is_stored(here: Place) -> None:

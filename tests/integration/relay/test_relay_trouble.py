@@ -20,7 +20,7 @@ import pytest
 import ignis
 from ignis import errors
 from ignis.relay import Relay, forwarder
-from ignis.relay.channel_label import VERSION, Label
+from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label
 from tests.support import WAIT_S, eventually
 from tests.support.relay import Place, finish, place, say, stop
 
@@ -131,13 +131,16 @@ def relaying(here: Place, **settings: object) -> Iterator[Relay]:
             assert not thread.is_alive()
 
 
-def test_loads_that_fail_keep_the_order(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [errors.StoreBusyError, errors.StoreFailedError])
+def test_loads_that_fail_keep_the_order(
+    here: Place, monkeypatch: pytest.MonkeyPatch, error: type[errors.StoreError]
+) -> None:
     """What was copied while a load was at the store must not overtake it when that load fails."""
     turns = itertools.cycle((False, False, True))
     real = forwarder.Load.store
 
     def store(self: forwarder.Load) -> Exception | None:
-        return errors.StoreBusyError("planted") if next(turns) else real(self)
+        return error("planted") if next(turns) else real(self)
 
     monkeypatch.setattr(forwarder.Load, "store", store)
     with relaying(here, max_batch=500, retry_s=0.001, max_retry_s=0.002) as relay, ignis.Ignis(here.url) as app:
@@ -272,8 +275,9 @@ def test_channels_of_another_version_are_set_aside(here: Place) -> None:
     publisher.close(WAIT_S)
     assert here.stored() == [b"good"]
     stop(relay)
-    label = Label(VERSION + 1, "q", "raw", "ignis", "local")
-    with pytest.raises(errors.ConfigError, match=rf"it writes version {VERSION + 1}, this relay reads {VERSION}\)"):
+    label = Label(DELAYED_VERSION + 1, "q", "raw", "ignis", "local")
+    said = rf"it writes version {DELAYED_VERSION + 1}, this relay reads {VERSION} and {DELAYED_VERSION}\)"
+    with pytest.raises(errors.ConfigError, match=said):
         Label.parse(label.encoded())
 
 

@@ -101,10 +101,23 @@ def test_rows_of_one_time_keep_the_order_of_their_key(spark: Any, embedded_url: 
     assert got == [str(number) for number in range(2_000)]
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_with_ids_each_row_is_stored_once_whenever_it_is_due(
+    spark: Any, embedded_url: str, new_app: MakeApp, sink: bool
+) -> None:
+    df = rows(spark, 60)
+    for count, at in ((60, "due"), (60, "due_ms"), (90, "due")):
+        some = df if count == 60 else rows(spark, count)
+        if sink:
+            options = {"url": embedded_url, "queue": "q", "value": "body", "id": "body", "at": at}
+            some.write.format("ignis").options(**options).mode("append").save()
+        else:
+            publish(some, embedded_url, "q", value="body", id="body", at=at).collect()
+    check(new_app(embedded_url), 90)
+
+
 def test_refusals(spark: Any, embedded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     df = rows(spark, 6)
-    with pytest.raises(ConfigError, match="id or at"):
-        publish(df, embedded_url, "q", value="body", id="body", at="due")
     with pytest.raises(ConfigError, match="StringType"):
         publish(df, embedded_url, "q", value="body", at="body")
     naive = df.withColumn("naive", F.col("due").cast("timestamp_ntz"))
@@ -112,7 +125,6 @@ def test_refusals(spark: Any, embedded_url: str, monkeypatch: pytest.MonkeyPatch
         publish(naive, embedded_url, "q", value="body", at="naive")
     for options, words in (
         ({"at": "body"}, "string"),
-        ({"at": "due", "id": "body"}, "id or at"),
         ({"at": "none"}, "not a column"),
     ):
         with pytest.raises(Exception, match=words):

@@ -94,18 +94,19 @@ def test_attempts(app: ignis.Ignis, journal: Journal) -> None:
 
 
 def test_retries(app: ignis.Ignis, journal: Journal) -> None:
-    """What is tried again is decided by the exception in the worker, by the death of it in its parent."""
+    """What is tried again is decided by the exception in the worker, or its answer, by the death of it in its parent."""
     queue = jobs.register(app, "retried", "process", shovel_interval=0)
     queue.publish_many([{"n": 1, "good": 3}, {"n": 2, "good": 9}, {"n": 3, "good": 1, "dies": 1}])
+    queue.publish({"n": 4, "good": 1, "asks": 1})
     app.start()
-    eventually(lambda: queue.stats()["consumer"]["handled"] == 2)
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 3)
     (message,) = eventually(lambda: sidelined(queue))
     assert sorted(journal.lines()) == sorted(
-        f"try {n} {a}" for n, most in ((1, 3), (2, 3), (3, 2)) for a in range(1, most + 1)
+        f"try {n} {a}" for n, most in ((1, 3), (2, 3), (3, 2), (4, 2)) for a in range(1, most + 1)
     )
     assert [one.error for one in message.history] == [f"RuntimeError: attempt {n}" for n in (1, 2, 3)]
     assert all("in act_again" in one.trace and one.worker for one in message.history)
-    assert queue.stats()["consumer"]["retried"] == 5
+    assert queue.stats()["consumer"]["retried"] == 6
 
 
 def test_batches(app: ignis.Ignis, journal: Journal) -> None:

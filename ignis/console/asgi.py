@@ -1,0 +1,396 @@
+"""The console as an ASGI application: requests become calls, and answers become responses. The only file that knows Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import resources
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ignis.app import Ignis
+from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.logins import Logins
+from ignis.config import check_whole
+from ignis.console.access import COOKIE, Access, Asked, Visitor
+from ignis.console.audit import AuditLog
+from ignis.console.call import Answer, Call, Services
+from ignis.console.jobs import Jobs
+from ignis.console.leases import Leases
+from ignis.console.openapi import document
+from ignis.console.refusals import RefusedError, document_of, status_of
+from ignis.console.roles import READ
+from ignis.console.routes import PREFIX, ROUTES, ApiRoute
+from ignis.console.sessions import Sessions
+from ignis.console.snapshot import Snapshot
+from ignis.errors import BadRequestError, IgnisError
+from ignis.log_limit import LimitedLog
+
+__all__ = ["Console", "application"]
+
+log = logging.getLogger("ignis.console")
+
+T = TypeVar("T")
+
+_THREADS = 16
+_WAITING = 32
+"""Requests that may wait for seconds at a time, each in a thread that mostly sleeps."""
+_OF_PROGRAMS = 24
+"""Of these: programs that pull. The others are for operators."""
+_LOGINS = 2
+_MOST_LOGIN_BYTES = 16 << 10
+"""Whoever logs in has not said who they are yet."""
+_JSON = "application/json"
+_FILES = {
+    "/": ("index.htm", "text/html; charset=utf-8"),
+    "/assets/app.css": ("app.css", "text/css; charset=utf-8"),
+    "/assets/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/assets/api.js": ("api.js", "text/javascript; charset=utf-8"),
+    "/assets/pages.js": ("pages.js", "text/javascript; charset=utf-8"),
+    "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_UNTOLD = frozenset({"messages", "receipts", "password", "token"})
+"""What a request says that the audit log does not repeat: contents and secrets."""
+
+
+def application(
+    store: str | Ignis,
+    /,
+    *,
+    users: str | os.PathLike[str] | None = None,
+    anyone: str = READ,
+    origins: Collection[str] = (),
+    audit: str | os.PathLike[str] | None = None,
+    host_checked: bool = True,
+    secure: bool = False,
+    idle_s: float = 1_800.0,
+    most_s: float = 43_200.0,
+    max_body_bytes: int = 4 << 20,
+    **options: Any,
+) -> Console:
+    """The console of a store, as an ASGI application: to be served by itself or mounted in another.
+
+    Args:
+        store: its URL, or an application on it, which then stays open when the console closes.
+        users: the users file, as ``ignis broker user`` writes it; None = nobody logs in.
+        anyone: the role of everybody, where there is no users file: ``read``, ``operate`` or ``admin``.
+        origins: further origins that are the console's own, such as ``https://queues.example`` of a proxy.
+        audit: the file that gets a line for each change; None = the log ``ignis.console.audit``.
+        host_checked: whether requests must be for a name of this machine. False where others reach the console.
+        secure: whether browsers send the session's cookie by TLS only. It is so anyhow for who logs in by TLS.
+        idle_s, most_s: a session ends after so many seconds without a request, and so many after its login.
+        max_body_bytes: of one request.
+        options: of `Ignis`, where ``store`` is a URL: ``client_id``, ``farm_id``, ``config``, ...
+
+    Raises ConfigError, also for a users file that cannot be read. The store is opened with the first request that needs it.
+    """
+    check_whole(max_body_bytes, "max_body_bytes", 1)
+    access = Access(
+        None if users is None else UsersFile(users), anyone, Sessions(idle_s, most_s), origins=origins,
+        host_checked=host_checked,
+    )  # fmt: skip
+    owned = isinstance(store, str)
+    app = Ignis(store, **options) if isinstance(store, str) else store
+    services = Services(
+        app, owned, access, AuditLog(audit), Snapshot(lambda: app.store), Jobs(), Leases(lambda: app.store)
+    )
+    return Console(services, secure=secure, max_body_bytes=max_body_bytes)
+
+
+class Console:
+    """An ASGI application. `close` it after its server has stopped; where a server runs its lifespan, that does it."""
+
+    def __init__(self, services: Services, *, secure: bool = False, max_body_bytes: int = 4 << 20) -> None:
+        self.services = services
+        self._secure = secure
+        self._max_body_bytes = max_body_bytes
+        self._said = LimitedLog(log)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ignis-console")
+        self._waiting = ThreadPoolExecutor(_WAITING, thread_name_prefix="ignis-console-wait")
+        self._checking = ThreadPoolExecutor(_LOGINS, thread_name_prefix="ignis-console-login")
+        self._waits = 0
+        self._logins: Logins | None = None
+        self._closed = threading.Lock()
+        self._is_closed = False
+        by_path: dict[str, list[ApiRoute]] = defaultdict(list)
+        for row in ROUTES:
+            by_path[PREFIX + row.path].append(row)
+        found = [
+            Route(
+                path, partial(self._endpoint, {row.method: row for row in rows}), methods=[row.method for row in rows]
+            )
+            for path, rows in by_path.items()
+        ]
+        found.append(Route(f"{PREFIX}/openapi.json", self._openapi))
+        found += [Route(path, partial(self._file, *file)) for path, file in _FILES.items()]
+        starlette = Starlette(
+            routes=found,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: self._not_served},
+        )
+        self._app: ASGIApp = starlette
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = {**_HEADERS, **({"strict-transport-security": "max-age=31536000"} if _by_tls(scope) else {})}
+                message = {
+                    **message,
+                    "headers": [*message["headers"], *((one.encode(), said.encode()) for one, said in headers.items())],
+                }
+            await send(message)
+
+        await self._app(scope, receive, send_guarded)
+
+    def close(self) -> None:
+        """Ends what runs and waits, gives back what programs have leased, and closes the store where it is the console's own.
+        Idempotent. Blocks: not for an event loop's thread."""
+        with self._closed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.services.closing.set()
+            for pool in (self._checking, self._waiting, self._pool):
+                pool.shutdown(wait=True, cancel_futures=True)
+            self.services.close()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> Any:
+        yield
+        await asyncio.to_thread(self.close)
+
+    # -- what is no call of the API
+
+    async def _file(self, name: str, kind: str, request: Request) -> Response:
+        refused = self._misdirected(request)
+        if refused is not None:
+            return refused
+        data = await asyncio.get_running_loop().run_in_executor(self._pool, _read_file, name)
+        return Response(data, media_type=kind, headers={"cache-control": "no-cache"})
+
+    async def _openapi(self, request: Request) -> Response:
+        refused = self._misdirected(request)
+        return refused or _json(document(ROUTES, request.scope.get("root_path", "") or "/"))
+
+    def _misdirected(self, request: Request) -> Response | None:
+        try:
+            self.services.access.check_host(_asked(request))
+        except RefusedError as exc:
+            return _refusal(exc)
+        return None
+
+    async def _not_served(self, request: Request, exc: Exception) -> Response:
+        status = exc.status_code if isinstance(exc, HTTPException) else 500
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "bad_request")
+        headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
+        if status == 405 and "Allow" in headers:  # in one order, and without what only Starlette added
+            headers["Allow"] = ", ".join(sorted(headers["Allow"].replace(" ", "").split(",")))
+        text = {404: "there is nothing at this path", 405: "this path takes other methods"}.get(status, "bad request")
+        return _json(document_of(RefusedError(code, text)), status, headers)
+
+    # -- calls
+
+    async def _endpoint(self, rows: dict[str, ApiRoute], request: Request) -> Response:
+        row = rows["GET" if request.method == "HEAD" else request.method]
+        asked = _asked(request)
+        call: Call | None = None
+        try:
+            visitor = await self._in_thread(partial(self._admitted, row, asked, request.path_params.get("queue")))
+            call = Call(self.services, visitor, asked, request.path_params)
+            call.query, call.body = _query(row, request), await self._body(row, request)
+            answer = await self._answered(row, call, request)
+            response = self._response(answer, asked)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as exc:
+            if not isinstance(exc, IgnisError):
+                self._said.error("%s %s failed", row.method, row.path, about=row.path, exc_info=exc)
+            response = _refusal(exc)
+        if row.mutating and call is not None:
+            await self._in_thread(partial(self._audit, row, call, request.url.path, response.status_code))
+        return response
+
+    def _admitted(self, row: ApiRoute, asked: Asked, queue: str | None) -> Visitor:
+        """Who asks. Raises what refuses them: this is all that stands between a request and its handler."""
+        access = self.services.access
+        access.check_host(asked)
+        visitor = access.visitor(asked)
+        if row.asks_first:
+            access.check_origin(asked, missing=True)
+            return visitor
+        visitor.require(row.needs, queue)
+        if row.mutating:
+            access.check_change(visitor, asked)
+        return visitor
+
+    async def _answered(self, row: ApiRoute, call: Call, request: Request) -> Answer:
+        if row.asks_first:
+            return await self._in_line(call, row)
+        if not row.waits:
+            found = await self._in_thread(partial(row.handler, call))
+        else:
+            most = _OF_PROGRAMS if row.group == "gateway" else _WAITING
+            found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request, most)
+        return found if isinstance(found, Answer) else Answer(found)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _in_waiting_thread(self, work: Callable[[], T], gone: threading.Event, request: Request, most: int) -> T:
+        """For what may take seconds. When the client leaves meanwhile, ``gone`` is set."""
+        if self._waits >= most:
+            raise RefusedError("too_many_requests", f"{self._waits} requests wait already")
+        self._waits += 1
+        watching = asyncio.create_task(_watch(request.receive, gone))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._waiting, work)
+        finally:
+            self._waits -= 1
+            watching.cancel()
+
+    async def _in_line(self, call: Call, row: ApiRoute) -> Answer:
+        """A login: two passwords are checked at a time, and the addresses take turns."""
+        loop = asyncio.get_running_loop()
+        if self._logins is None:
+            self._logins = Logins(loop.call_later)
+        logins = self._logins
+        answer: asyncio.Future[Answer] = loop.create_future()
+
+        def begin() -> None:
+            checked = loop.run_in_executor(self._checking, row.handler, call)
+            checked.add_done_callback(ended)
+
+        def ended(checked: asyncio.Future[Answer]) -> None:
+            logins.left()
+            if answer.done():
+                return
+            exc = None if checked.cancelled() else checked.exception()
+            if checked.cancelled() or exc is not None:
+                answer.set_exception(exc or RefusedError("too_many_requests", "the console ends"))
+            else:
+                answer.set_result(checked.result())
+
+        def refused(exc: BaseException) -> None:
+            if not answer.done():
+                answer.set_exception(exc)
+
+        logins.enter(begin, refused, answer.done, call.asked.network, call.body.user)
+        return await answer
+
+    async def _body(self, row: ApiRoute, request: Request) -> Any:
+        """What was sent, as the route wants it. Raises RefusedError, BadRequestError."""
+        if row.body is None:
+            return None
+        most = min(self._max_body_bytes, _MOST_LOGIN_BYTES) if row.asks_first else self._max_body_bytes
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise RefusedError("body_too_large", f"this request has at most {most} bytes")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if data and kind != _JSON:
+            raise RefusedError("unsupported_media_type", f"send the body as {_JSON}")
+        try:
+            return msgspec.json.decode(bytes(data) or b"{}", type=row.body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+            raise BadRequestError(str(exc)) from None
+
+    def _response(self, answer: Answer, asked: Asked) -> Response:
+        response = _json(answer.value, answer.status)
+        if answer.cookie is not None:
+            response.set_cookie(
+                COOKIE,
+                answer.cookie,
+                max_age=int(self.services.access.sessions.most_s) if answer.cookie else 0,
+                httponly=True,
+                samesite="strict",
+                secure=self._secure or asked.scheme == "https",
+            )
+        return response
+
+    def _audit(self, row: ApiRoute, call: Call, path: str, status: int) -> None:
+        said = {} if call.body is None else msgspec.structs.asdict(call.body)
+        told = {name: value for name, value in said.items() if name not in _UNTOLD}
+        user = call.audited.pop("user", call.visitor.name)
+        self.services.audit.write(
+            {
+                "user": user, "via": call.visitor.via, "from": call.asked.network, "method": row.method,
+                "path": path[:500], "status": status, "asked": told, **call.audited,
+            }
+        )  # fmt: skip
+
+
+def _asked(request: Request) -> Asked:
+    client = request.client
+    return Asked(
+        request.headers,
+        request.cookies.get(COOKIE, ""),
+        request.url.scheme,
+        None if client is None else (client.host, client.port),
+    )
+
+
+def _query(row: ApiRoute, request: Request) -> Any:
+    given = request.query_params.multi_items()
+    names = [name for name, _ in given]
+    if row.query is None:
+        return None
+    if len(set(names)) != len(names):
+        raise BadRequestError("each part of the query may be given once")
+    try:
+        return msgspec.convert(dict(given), row.query, strict=False)
+    except msgspec.ValidationError as exc:
+        raise BadRequestError(str(exc)) from None
+
+
+async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Event) -> None:
+    """Until the client leaves. What else it sends is none of the request's."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(value) + b"\n", status, {"cache-control": "no-store", **(headers or {})}, media_type=_JSON
+    )
+
+
+def _refusal(exc: BaseException) -> Response:
+    headers = exc.headers if isinstance(exc, RefusedError) else {}
+    return _json(document_of(exc), status_of(exc), headers)
+
+
+def _by_tls(scope: Scope) -> bool:
+    return scope.get("scheme") == "https"
+
+
+def _read_file(name: str) -> bytes:
+    return resources.files("ignis.console").joinpath("web").joinpath(name).read_bytes()

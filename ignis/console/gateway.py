@@ -1,0 +1,246 @@
+"""The queues for programs in any language: publish, pull with a lease, acknowledge, extend, release."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ignis.config import check_timeout
+from ignis.console.call import Call
+from ignis.control.inspection import message_dict
+from ignis.deadlines import SIDELINE, on_expiry_of
+from ignis.errors import BadRequestError, DrainingError, InvalidMessageError, UnreadableMessageError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_EXPIRED, REASON_UNREADABLE, Message, corrupt_record, failed_record
+from ignis.pausing import PAUSED
+from ignis.queue import Queue
+from ignis.storage.base import Claim, QueueRecord, Transfer
+from ignis.storage.parts import transfer_all
+
+__all__ = ["Extend", "Publish", "Pull", "Receipts", "Release", "acknowledge", "extend", "publish", "pull", "release"]
+
+_MOST_MESSAGES = 1_000
+_PULL_BYTES = 4 << 20
+_STEP_S = 1.0
+"""How long a pull waits before it looks whether the queue was paused, or its client has left."""
+_BUSY_S = 0.01
+_MOST_RECEIPTS = 1_000
+
+Header = Annotated[str, Meta(max_length=16_384)]
+Delay = Annotated[float, Meta(ge=0, le=3e9)] | Annotated[str, Meta(max_length=40)]
+LeaseS = Annotated[float, Meta(ge=1, le=43_200, description="Seconds until the messages go back to the queue.")]
+ReceiptList = Annotated[
+    list[Annotated[str, Meta(max_length=64)]], Meta(min_length=1, max_length=_MOST_RECEIPTS, description="From a pull.")
+]
+
+
+class Outgoing(msgspec.Struct, forbid_unknown_fields=True):
+    """One message: its body as a JSON value, as text, or in base64, which are for queues of codec raw."""
+
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    body_text: str | msgspec.UnsetType = msgspec.UNSET
+    body_base64: str | msgspec.UnsetType = msgspec.UNSET
+    key: Annotated[str, Meta(max_length=65_535)] | None = None
+    headers: dict[str, Any] | None = None
+
+
+class Publish(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages, and when they are due and expire."""
+
+    messages: Annotated[list[Outgoing], Meta(min_length=1, max_length=_MOST_MESSAGES)]
+    delay: Delay | None = None
+    at: datetime | None = None
+    expires_in: Delay | None = None
+    expires_at: datetime | None = None
+
+
+class Pull(msgspec.Struct, forbid_unknown_fields=True):
+    """How many messages, for how long, and how long to wait for the first."""
+
+    limit: Annotated[int, Meta(ge=1, le=_MOST_MESSAGES)] = 1
+    wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
+    lease_s: LeaseS = 60.0
+    bodies: Literal["json", "base64"] = "json"
+
+
+class Receipts(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that were pulled."""
+
+    receipts: ReceiptList
+
+
+class Extend(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that were pulled, and how long they are still needed."""
+
+    receipts: ReceiptList
+    lease_s: LeaseS = 60.0
+
+
+class Release(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that were pulled and are given up. With ``error`` they have failed, and go to the sideline."""
+
+    receipts: ReceiptList
+    error: Annotated[str, Meta(max_length=2_000)] | None = None
+
+
+def publish(call: Call) -> dict[str, Any]:
+    """Stores messages, which are durable when it answers. Where one of them is no message of the queue none is stored."""
+    asked: Publish = call.body
+    record = call.record()
+    queue: Queue[Any] = call.services.app.queue(record.name)
+    queue.open()
+    call.audited.update(messages=len(asked.messages))
+    bodies = [_body(one, queue.codec.name) for one in asked.messages]
+    when: dict[str, Any] = {
+        "delay": asked.delay, "at": asked.at, "expires_in": asked.expires_in, "expires_at": asked.expires_at,
+    }  # fmt: skip
+    ids: list[str] = []
+    # Headers are given to all messages of one call: neighbours that have the same go together.
+    at = 0
+    while at < len(bodies):
+        end = at + 1
+        while end < len(bodies) and asked.messages[end].headers == asked.messages[at].headers:
+            end += 1
+        ids += queue.publish_many(
+            bodies[at:end],
+            keys=[one.key for one in asked.messages[at:end]],
+            headers=asked.messages[at].headers,
+            **when,
+        )
+        at = end
+    return {"queue": record.name, "ids": ids}
+
+
+def _body(one: Outgoing, codec: str) -> Any:
+    """The body as the queue's codec takes it. Raises BadRequestError, InvalidMessageError."""
+    given = [name for name in ("body", "body_text", "body_base64") if getattr(one, name) is not msgspec.UNSET]
+    if len(given) != 1:
+        raise BadRequestError("give each message one of body, body_text and body_base64")
+    if isinstance(one.body, msgspec.Raw):
+        if codec == "raw":
+            raise InvalidMessageError("this queue has the codec raw: give body_text or body_base64")
+        try:
+            return msgspec.json.decode(one.body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+            raise InvalidMessageError(f"body is no JSON value: {exc}") from None
+    if codec != "raw":
+        raise InvalidMessageError(f"this queue has the codec {codec}: give body, a JSON value")
+    if isinstance(one.body_text, str):
+        return one.body_text.encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(str(one.body_base64), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidMessageError(f"body_base64 is no base64: {exc}") from None
+
+
+def pull(call: Call) -> dict[str, Any]:
+    """Claims messages for this program. It has to acknowledge them before their leases run out; then others get them."""
+    asked: Pull = call.body
+    record = call.record()
+    leases, magazines = call.services.leases, call.store.magazines
+    leases.check_room(asked.limit)
+    until_s = time.monotonic() + check_timeout(asked.wait_s)
+    ready: list[tuple[int, int, bytes]] = []
+    while not call.gone.is_set():
+        if call.services.closing.is_set():
+            raise DrainingError("the console ends")
+        paused = PAUSED in record.extra
+        if not paused:
+            seen = magazines.wait(
+                record.name, -1, 0
+            )  # before the claim, so that nothing that comes meanwhile is missed
+            found = magazines.fire(record.name, asked.limit, call.store.owner, max_bytes=_PULL_BYTES)
+            ready = [row for claim in found.claims for row in _sorted(call, record, claim)]
+        left_s = until_s - time.monotonic()
+        if ready or left_s <= 0:
+            break
+        if paused:
+            call.services.closing.wait(min(_STEP_S, left_s))
+        elif found.claims or found.more:
+            time.sleep(min(_BUSY_S, left_s))  # what was there had failed or expired, or others were quicker
+        else:
+            magazines.wait(record.name, seen, min(_STEP_S, left_s))
+        record = call.record()
+    held = leases.take(record.name, call.visitor.name, [row[:2] for row in ready], asked.lease_s, record.stuck_after_s)
+    if call.gone.is_set():
+        leases.release(record.name, call.visitor.name, [one.receipt for one in held])
+        return {"queue": record.name, "messages": []}
+    messages = [
+        {"receipt": one.receipt, "lease_s": asked.lease_s, **_shown(row, asked.bodies)}
+        for one, row in zip(held, ready, strict=True)
+    ]
+    return {"queue": record.name, "messages": messages}
+
+
+def _shown(row: tuple[int, int, bytes], bodies: str) -> dict[str, Any]:
+    found = message_dict(*row)
+    for name in ("history", "meta_hex"):
+        found.pop(name, None)
+    if bodies == "base64":
+        found.pop("body", None)
+        found.pop("body_hex", None)
+        found["body_base64"] = base64.b64encode(Message.from_bytes(row[2]).body).decode()
+    return found
+
+
+def _sorted(call: Call, record: QueueRecord, claim: Claim) -> list[tuple[int, int, bytes]]:
+    """Those that a program can be given. What cannot be read goes to the sideline, what has expired where the queue says."""
+    magazines, now_ms = call.store.magazines, call.store.wall_s() * 1000
+    ready: list[tuple[int, int, bytes]] = []
+    aside: list[Transfer] = []
+    dropped: list[int] = []
+    for pointer, data in zip(claim.pointers, claim.records, strict=True):
+        if data is None:
+            aside.append(Transfer(claim.shard, pointer, corrupt_record(record.name, claim.shard, pointer), claim.shard))
+            continue
+        try:
+            expires_at_ms = Message.from_bytes(data).expires_at_ms
+        except UnreadableMessageError as exc:
+            fresh = failed_record(data, REASON_UNREADABLE, str(exc), handler="gateway")
+            aside.append(Transfer(claim.shard, pointer, fresh, claim.shard))
+            continue
+        if expires_at_ms is None or expires_at_ms > now_ms:
+            ready.append((claim.shard, pointer, data))
+        elif on_expiry_of(record) == SIDELINE:
+            fresh = failed_record(data, REASON_EXPIRED, "its deadline had passed", handler="gateway")
+            aside.append(Transfer(claim.shard, pointer, fresh, claim.shard))
+        else:
+            dropped.append(pointer)
+    if aside:
+        transfer_all(aside, lambda some: magazines.transfer(record.name, record.name + SIDELINE_SUFFIX, some))
+    if dropped:
+        magazines.delete(record.name, {claim.shard: dropped})
+    return ready
+
+
+def acknowledge(call: Call) -> dict[str, Any]:
+    """Removes pulled messages for good. Durable when it answers."""
+    asked: Receipts = call.body
+    name = call.record().name
+    done = call.services.leases.acknowledge(name, call.visitor.name, asked.receipts)
+    call.audited.update(messages=done)
+    return {"queue": name, "acknowledged": done, "gone": len(asked.receipts) - done}
+
+
+def extend(call: Call) -> dict[str, Any]:
+    """Begins leases anew."""
+    asked: Extend = call.body
+    name = call.record().name
+    kept = call.services.leases.extend(name, call.visitor.name, asked.receipts, asked.lease_s)
+    lost = sorted(set(asked.receipts) - set(kept))
+    return {"queue": name, "extended": kept, "gone": lost, "lease_s": asked.lease_s}
+
+
+def release(call: Call) -> dict[str, Any]:
+    """Gives pulled messages up: back to the queue, or with an error to its sideline."""
+    asked: Release = call.body
+    name = call.record().name
+    done = call.services.leases.release(name, call.visitor.name, asked.receipts, asked.error)
+    call.audited.update(messages=done)
+    return {"queue": name, "released": done, "gone": len(asked.receipts) - done}

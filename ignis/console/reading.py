@@ -1,0 +1,309 @@
+"""Answers what is only looked at: the overview, queues, shards, messages, delayed ones, schedules, workers, who leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ignis._version import __version__
+from ignis.config import check_whole
+from ignis.console.call import Call
+from ignis.console.refusals import RefusedError
+from ignis.console.roles import READ
+from ignis.console.snapshot import FIGURES
+from ignis.control.inspection import Row, claim_owners, message_dict, queue_settings, sideline_reasons
+from ignis.control.queue_depths import queue_depths, shard_states
+from ignis.errors import BadRequestError, ConfigError
+from ignis.later import DelayedMessage, Later
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message_filter import Filter
+from ignis.schedules.book import Schedule
+from ignis.told_progress import progress_of
+from ignis.urls import redacted
+
+__all__ = [
+    "DelayedQuery", "MessagesQuery", "ReasonsQuery", "SidelineQuery", "delayed", "health", "leaders", "message", "messages",
+    "overview", "queue", "reasons", "schedule_document", "schedules", "shards", "sideline", "sideline_message", "store_figures",
+    "workers",
+]  # fmt: skip
+
+_MOST_PAGE = 200
+_READ_AT_ONCE = 50
+"""Records in one read: each may have the size of the largest."""
+_MOST_LOOKED_AT = 5_000
+"""Records that one request looks through for those that a filter means."""
+_PREVIEW_CHARS = 1_024
+_MOST_BODY_CHARS = 1 << 20
+_MOST_REASONED = 20_000
+_SCOPES = ("sweeper", "schedules")
+_PAST = 1 << 62
+
+Limit = Annotated[int, Meta(ge=1, le=_MOST_PAGE, description="At most so many.")]
+After = Annotated[
+    str, Meta(max_length=40, pattern=r"^([0-9]{1,5}\.[0-9]{1,19})?$", description="`next` of the page before.")
+]
+
+
+class MessagesQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of messages."""
+
+    limit: Limit = 50
+    after: After = ""
+
+
+class SidelineQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of a sideline, and which of its messages are meant."""
+
+    limit: Limit = 50
+    after: After = ""
+    reason: Annotated[str, Meta(max_length=64, description="Only what failed for this reason.")] = ""
+    key: Annotated[str, Meta(max_length=1_000, description="Only messages of this key.")] = ""
+    error: Annotated[str, Meta(max_length=1_000, description="Only messages whose error contains this.")] = ""
+    id: Annotated[str, Meta(max_length=36, description="Only the message with this id.")] = ""
+    older_than_s: (
+        Annotated[float, Meta(ge=0, le=1e9, description="Only what failed so many seconds ago or more.")] | None
+    ) = None
+
+
+class ReasonsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How many messages to look at."""
+
+    limit: Annotated[int, Meta(ge=1, le=_MOST_REASONED, description="Look at so many at most.")] = 10_000
+
+
+class DelayedQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The next delayed messages."""
+
+    limit: Limit = 50
+
+
+def health(call: Call) -> dict[str, Any]:
+    """That the console answers. The store is not asked."""
+    return {"status": "ok", "version": __version__}
+
+
+def overview(call: Call) -> dict[str, Any]:
+    """All queues that the visitor may look at, with figures, rates and points for charts, as of the last look."""
+    found = call.services.snapshot.get()
+    names = [name for name in found.queues if call.visitor.may(READ, name)]
+    return {
+        "at_s": round(found.at_s, 3),
+        "took_s": round(found.took_s, 4),
+        "store": redacted(call.services.app.url or ""),
+        "queues": [{**found.queues[name], "roles": call.visitor.roles(name)} for name in names],
+        "history": {name: found.history[name] for name in names},
+        "history_columns": ["at_s", "pending", "in_flight", "sideline", "published_rate", "finished_rate"],
+        "figures": FIGURES,
+    }
+
+
+def queue(call: Call) -> dict[str, Any]:
+    """One queue: its figures now, its settings, and what the visitor may do to it."""
+    record = call.record()
+    return {
+        **queue_depths(call.store, record),
+        "settings": queue_settings(record),
+        "roles": call.visitor.roles(record.name),
+        "scope": "fleet",
+    }
+
+
+def shards(call: Call) -> dict[str, Any]:
+    """The shards of the queue and of its sideline."""
+    name = call.record().name
+    return {
+        "queue": name,
+        "scope": "fleet",
+        "shards": [_shard(one) for one in shard_states(call.store, name)],
+        "sideline_shards": [_shard(one) for one in shard_states(call.store, name + SIDELINE_SUFFIX)],
+    }
+
+
+def _shard(state: Any) -> dict[str, Any]:
+    return {**vars(state), "pending": state.pending}
+
+
+def messages(call: Call) -> dict[str, Any]:
+    """A page of what waits in the queue. Nothing is claimed."""
+    asked: MessagesQuery = call.query
+    return _page(call, call.record().name, Filter(), asked.limit, asked.after, pending_only=True)
+
+
+def sideline(call: Call) -> dict[str, Any]:
+    """A page of the sideline. With a filter a page may be short and still have a next one: one request looks at 5,000
+    messages at most."""
+    asked: SidelineQuery = call.query
+    wanted = Filter(
+        ids=(asked.id.lower(),) if asked.id else (),
+        key=asked.key or None,
+        older_than=asked.older_than_s,
+        reasons=(asked.reason,) if asked.reason else (),
+        error=asked.error or None,
+    )
+    return _page(call, call.record().name + SIDELINE_SUFFIX, wanted, asked.limit, asked.after, pending_only=False)
+
+
+def _page(call: Call, magazine: str, wanted: Filter, limit: int, after: str, *, pending_only: bool) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    looked_at, last = 0, after
+    for row in _rows(call, magazine, after, pending_only):
+        looked_at += 1
+        last = f"{row[0]}.{row[1]}"
+        if not wanted.given or wanted.matches(row[2]):
+            found.append(_short(row))
+        if len(found) == limit or looked_at == _MOST_LOOKED_AT:
+            return {"messages": found, "looked_at": looked_at, "next": last}
+    return {"messages": found, "looked_at": looked_at, "next": None}
+
+
+def _rows(call: Call, magazine: str, after: str, pending_only: bool) -> Iterator[Row]:
+    states = shard_states(call.store, magazine)
+    if not states:
+        return
+    seen: dict[int, int] = {}
+    if after:
+        shard, _, pointer = after.partition(".")
+        seen = {**dict.fromkeys(range(min(int(shard), len(states))), _PAST), int(shard): min(int(pointer), _PAST)}
+    while page := call.store.magazines.scan(magazine, after=seen, limit=_READ_AT_ONCE, pending_only=pending_only):
+        yield from page
+        seen.update({shard: pointer for shard, pointer, _ in page})
+
+
+def _short(row: Row) -> dict[str, Any]:
+    """A message in a list: the beginning of its body as text, and no history."""
+    found = message_dict(*row)
+    text, kind = _body_text(found)
+    for name in ("body", "body_hex", "history", "meta_hex"):
+        found.pop(name, None)
+    cut = len(text) > _PREVIEW_CHARS
+    return {**found, "body_text": text[:_PREVIEW_CHARS], "body_kind": kind, "body_cut": cut}
+
+
+def _body_text(found: dict[str, Any]) -> tuple[str, str]:
+    """The body as text, and what the text is: ``text``, ``json``, ``hex`` or ``none``."""
+    if "body_hex" in found:
+        return found["body_hex"], "hex"
+    if "body" not in found:
+        return "", "none"
+    body = found["body"]
+    if isinstance(body, str) and found.get("codec") == "raw":
+        return body, "text"
+    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode(), "json"
+
+
+def message(call: Call) -> dict[str, Any]:
+    """One message of the queue, whole: headers, history, and its body as text."""
+    return _one(call, call.record().name)
+
+
+def sideline_message(call: Call) -> dict[str, Any]:
+    """One message of the sideline, likewise."""
+    return _one(call, call.record().name + SIDELINE_SUFFIX)
+
+
+def _one(call: Call, magazine: str) -> dict[str, Any]:
+    shard, pointer = _number(call.path["shard"], 65_535), _number(call.path["pointer"], _PAST)
+    there = call.store.magazines.peek(magazine, {shard: [pointer]}) if shard_states(call.store, magazine) else {}
+    records = there.get(shard, {})
+    if pointer not in records:
+        raise RefusedError("message_not_found", "there is no message at that shard and pointer any more")
+    found = message_dict(shard, pointer, records[pointer])
+    text, kind = _body_text(found)
+    found.pop("body", None)
+    found.pop("body_hex", None)
+    cut = len(text) > _MOST_BODY_CHARS
+    return {**found, "body_text": text[:_MOST_BODY_CHARS], "body_kind": kind, "body_cut": cut}
+
+
+def _number(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise BadRequestError(f"{text[:40]!r} is not a number from 0 to {most}")
+    try:
+        return check_whole(int(text), "the number in the path", 0, most)
+    except ConfigError as exc:
+        raise BadRequestError(str(exc)) from None
+
+
+def reasons(call: Call) -> dict[str, Any]:
+    """What is in the sideline by reason, with the most frequent errors, over the first messages of it."""
+    asked: ReasonsQuery = call.query
+    found = sideline_reasons(call.store, call.record().name, limit=asked.limit)
+    return {
+        "queue": call.queue,
+        "scope": "fleet",
+        "looked_at": sum(one.count for one in found.values()),
+        "reasons": {name: one.as_dict() for name, one in found.items()},
+    }
+
+
+def delayed(call: Call) -> dict[str, Any]:
+    """The delayed messages of the queue, the next one first."""
+    waiting = Later(call.store, call.record().name)
+    asked: DelayedQuery = call.query
+    total = len(waiting)
+    return {"queue": call.queue, "total": total, "messages": [_due(one) for one in waiting.list(asked.limit)]}
+
+
+def _due(one: DelayedMessage) -> dict[str, Any]:
+    about = {"due": one.due.isoformat(), "id": one.id, "shard": one.shard, "pointer": one.pointer}
+    if one.message is None:
+        return {**about, "body_text": "", "body_kind": "none", "body_cut": False}
+    found = one.message.as_dict()
+    text, kind = _body_text(found)
+    kept = {name: found[name] for name in ("key", "headers", "attempt", "reason", "error", "enqueued_at_us")}
+    return {
+        **kept, **about, "body_text": text[:_PREVIEW_CHARS], "body_kind": kind, "body_cut": len(text) > _PREVIEW_CHARS,
+    }  # fmt: skip
+
+
+def schedules(call: Call) -> dict[str, Any]:
+    """The schedules whose queues the visitor may look at."""
+    found = [schedule_document(one) for one in call.services.app.schedules.list() if call.visitor.may(READ, one.queue)]
+    return {"schedules": [{**one, "roles": call.visitor.roles(one["queue"])} for one in found], "scope": "fleet"}
+
+
+def schedule_document(one: Schedule) -> dict[str, Any]:
+    """What is answered about a schedule."""
+    return {
+        "schedule": one.name, "queue": one.queue, "cron": one.cron or None, "timezone": one.timezone if one.cron else None,
+        "every_s": one.every_s, "missed": one.missed, "paused": one.paused,
+        "next_at": None if one.next_at is None else one.next_at.isoformat(),
+        "last_at": None if one.last_at is None else one.last_at.isoformat(),
+        "last_lag_s": one.last_lag_s, "fired": one.fired, "missed_ticks": one.missed_ticks,
+        "body_text": one.message.decode("utf-8", "replace")[:_PREVIEW_CHARS], "codec": one.codec,
+    }  # fmt: skip
+
+
+def workers(call: Call) -> dict[str, Any]:
+    """Who has claimed messages of the queue and of its sideline, and how far their handlers say they are."""
+    record = call.record()
+    return {
+        "queue": record.name,
+        "scope": "fleet",
+        "workers": [
+            one for name in (record.name, record.name + SIDELINE_SUFFIX) for one in claim_owners(call.store, name)
+        ],
+        "progress": [one._asdict() for one in progress_of(record)],
+    }
+
+
+def leaders(call: Call) -> dict[str, Any]:
+    """Who leads each scope, as this process can tell. The console takes no part in the contest."""
+    app = call.services.app
+    return {"leaders": [asdict(app.leader(scope).status()) for scope in _SCOPES], "scope": "fleet"}
+
+
+def store_figures(call: Call) -> dict[str, Any]:
+    """The store's figures, as the console's process sees them, and what the console itself holds."""
+    services = call.services
+    return {
+        "scope": "process",
+        "store": call.store.stats(),
+        "console": {
+            "looks": services.snapshot.looks, "sessions": len(services.access.sessions), "leased": len(services.leases),
+        },
+    }  # fmt: skip

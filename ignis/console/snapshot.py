@@ -1,0 +1,188 @@
+"""What the overview shows: one look at all queues, shared by everybody who asks, with rates and a short past for charts.
+
+The store is looked at only when somebody asks, by one thread at a time, and at most once in `REFRESH_S` seconds or ten times as
+long as the last look took, whichever is longer. So however many pages are open, looking takes at most a tenth of one thread's
+time of the store: for each queue its figures, those of its sideline, the age of its oldest message and its delayed ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ignis.control.inspection import queue_settings
+from ignis.control.queue_depths import shard_states
+from ignis.errors import IgnisError
+from ignis.figures import depths
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.pausing import PAUSED
+from ignis.storage.base import QueueRecord, ShardState, Store
+
+__all__ = ["HISTORY", "REFRESH_S", "Overview", "Snapshot"]
+
+REFRESH_S = 2.0
+_SHARE = 10.0
+"""A look that took a second is followed by ten without one."""
+HISTORY = 150
+"""Points of a chart: five minutes, where somebody looks all the time."""
+_GAP_S = 60.0
+"""No rate is reckoned over a longer gap: it would say nothing about now."""
+
+
+class Overview(NamedTuple):
+    """One look. ``queues``: by name, what is shown of each; ``history``: (seconds since 1970, pending, in flight, sideline,
+    published a second, finished a second), the oldest first."""
+
+    at_s: float
+    took_s: float
+    queues: dict[str, dict[str, Any]]
+    history: dict[str, list[list[float | None]]]
+
+
+class _Counted(NamedTuple):
+    """The counters of a queue's main magazine, which only rise; ``incarnations`` tell one that was made anew."""
+
+    published: int
+    finished: int
+    incarnations: tuple[int, ...]
+
+
+class Snapshot:
+    """Looks at the store when what it has is too old. Thread-safe.
+
+    Args:
+        store: gives the store; opens it on first use.
+        clock, now_s: seconds that only rise, and since 1970; injectable for tests.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        clock: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._found: Overview | None = None
+        self._next_s = 0.0
+        self._before: dict[str, tuple[float, _Counted]] = {}
+        self._history: dict[str, deque[list[float | None]]] = {}
+        self.looks = 0
+        """How often the store was looked at."""
+
+    def get(self) -> Overview:
+        """The last look, or a new one where that is due. Whoever comes while another thread looks gets the last one, or waits
+        where there is none yet. Raises StoreError."""
+        found = self._found
+        if found is not None and self._clock() < self._next_s:
+            return found
+        if not self._lock.acquire(blocking=found is None):
+            assert found is not None
+            return found
+        try:
+            if self._found is None or self._clock() >= self._next_s:
+                self._look()
+            assert self._found is not None
+            return self._found
+        finally:
+            self._lock.release()
+
+    def _look(self) -> None:
+        began_s = self._clock()
+        self.looks += 1
+        try:
+            store, at_s = self._store(), self._now_s()
+            records = store.queues.list()
+            queues = {record.name: self._row(store, record, at_s) for record in records}
+        except IgnisError:
+            # Not asked again at once: a store that fails is not to be asked by every page.
+            self._next_s = self._clock() + REFRESH_S
+            if self._found is None:
+                raise
+            return
+        for gone in [name for name in self._history if name not in queues]:
+            del self._history[gone], self._before[gone]
+        took_s = self._clock() - began_s
+        history = {name: list(points) for name, points in self._history.items()}
+        self._found = Overview(at_s, took_s, queues, history)
+        self._next_s = self._clock() + max(REFRESH_S, _SHARE * took_s)
+
+    def _row(self, store: Store, record: QueueRecord, at_s: float) -> dict[str, Any]:
+        name = record.name
+        main, sideline = shard_states(store, name), shard_states(store, name + SIDELINE_SUFFIX)
+        oldest_us = store.magazines.oldest_enqueued_at_us(name) if main else None
+        found = depths(main, sideline, store.magazines.delayed(name) if main else 0)
+        published_rate, finished_rate = self._rates(name, at_s, main)
+        points = self._history.setdefault(name, deque(maxlen=HISTORY))
+        points.append(
+            [
+                round(at_s, 3), found["pending"], found["in_flight"], found["sideline"], published_rate, finished_rate,
+            ]
+        )  # fmt: skip
+        return {
+            "queue": name,
+            **found,
+            "paused": PAUSED in record.extra,
+            "oldest_age_s": None if oldest_us is None else round(max(0.0, at_s - oldest_us / 1e6), 3),
+            "published_rate": published_rate,
+            "finished_rate": finished_rate,
+            "swept": record.swept_count,
+            "settings": queue_settings(record),
+        }
+
+    def _rates(self, name: str, at_s: float, states: list[ShardState]) -> tuple[float | None, float | None]:
+        """Messages a second since the last look: published, and finished in any way."""
+        now = _counted(states)
+        before = self._before.get(name)
+        self._before[name] = at_s, now
+        if before is None or before[1].incarnations != now.incarnations or not 0 < at_s - before[0] <= _GAP_S:
+            return None, None
+        span_s = at_s - before[0]
+        return (
+            round(max(0, now.published - before[1].published) / span_s, 3),
+            round(max(0, now.finished - before[1].finished) / span_s, 3),
+        )
+
+
+def _counted(states: list[ShardState]) -> _Counted:
+    published = sum(one.load_counter for one in states)
+    left = sum(one.pending + one.in_flight for one in states)
+    return _Counted(published, published - left, tuple(one.incarnation for one in states))
+
+
+FIGURES: Mapping[str, Mapping[str, str]] = {
+    "pending": {"scope": "fleet", "unit": "messages", "says": "wait in the queue"},
+    "in_flight": {"scope": "fleet", "unit": "messages", "says": "are claimed and not finished, by anybody"},
+    "delayed": {"scope": "fleet", "unit": "messages", "says": "wait for their time"},
+    "sideline": {"scope": "fleet", "unit": "messages", "says": "failed, and wait in the sideline"},
+    "sideline_in_flight": {
+        "scope": "fleet",
+        "unit": "messages",
+        "says": "of the sideline are claimed, by a shovel or a sweeper",
+    },
+    "expired": {"scope": "fleet", "unit": "messages", "says": "ran out of time in the queue, since it was made"},
+    "sideline_expired": {
+        "scope": "fleet",
+        "unit": "messages",
+        "says": "ran out of time in the sideline, since it was made",
+    },
+    "swept": {"scope": "fleet", "unit": "messages", "says": "were abandoned and recovered by any sweeper"},
+    "oldest_age_s": {"scope": "fleet", "unit": "seconds", "says": "since the oldest waiting message was published"},
+    "published_rate": {"scope": "fleet", "unit": "messages a second", "says": "came in between the last two looks"},
+    "finished_rate": {
+        "scope": "fleet",
+        "unit": "messages a second",
+        "says": "left the queue between the last two looks",
+    },
+    "store": {
+        "scope": "process",
+        "unit": "as each says",
+        "says": "figures of the store as the console's process sees it",
+    },
+}
+"""What each figure means, and whose it is: the fleet's, or this process's."""

@@ -1,0 +1,173 @@
+"""What people are shown of queues, messages and claims, as values: for the command line and the console. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from ignis.control.queue_depths import shard_states
+from ignis.control.refresher import EXPIRED
+from ignis.deadlines import on_expiry_of
+from ignis.errors import QueueNotFoundError, UnreadableMessageError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
+from ignis.message_filter import UNKNOWN
+from ignis.pausing import PAUSED
+from ignis.shovel import waits
+from ignis.shovel_rounds import shovel_retry_of
+from ignis.storage.base import QueueRecord, Store
+
+__all__ = [
+    "Reason", "Row", "claim_owners", "failure_of", "message_dict", "queue_settings", "queue_state", "scan_magazine",
+    "sideline_reasons",
+]  # fmt: skip
+
+Row = tuple[int, int, "bytes | None"]
+"""Shard, pointer, record."""
+
+_PAGE = 1_000
+_MOST_CLAIMS = 10_000
+"""Claimed messages of one shard that are looked at; they are read for it."""
+_FAR_MS = 1 << 53
+
+
+def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
+    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``."""
+    place: dict[str, Any] = {"shard": shard, "pointer": pointer}
+    if record is None:
+        return {**place, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
+    try:
+        return {**place, **Message.from_bytes(record).as_dict()}
+    except UnreadableMessageError as exc:
+        return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+
+
+def queue_settings(record: QueueRecord) -> dict[str, Any]:
+    """The stored settings that people ask for, with the state first."""
+    names = (
+        "active",
+        "shards",
+        "durability",
+        "codec",
+        "handler_type",
+        "concurrency",
+        "message_expiry_s",
+        "queue_expiry_s",
+        "stuck_after_s",
+        "shovel_interval_s",
+        "max_returns",
+        "created_at_ms",
+    )
+    found = {name: getattr(record, name) for name in names}
+    shovel_retry = shovel_retry_of(record)
+    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record), "shovel_retry": shovel_retry}
+
+
+def queue_state(record: QueueRecord) -> str:
+    """What the store knows of it: ``active``, ``paused`` (its consumers claim nothing), ``publish only`` (no consumers wanted),
+    ``no handler`` (no application has ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
+    if not record.active:
+        return "expired" if EXPIRED in record.extra else "inactive"
+    if PAUSED in record.extra:
+        return "paused"
+    if not record.handler_type:
+        return "no handler"
+    return "active" if record.concurrency else "publish only"
+
+
+def claim_owners(store: Store, magazine: str) -> list[dict[str, Any]]:
+    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed."""
+    found: dict[str, dict[str, Any]] = {}
+    now_s = time.time()
+    for state in shard_states(store, magazine):
+        if not state.in_flight:
+            continue
+        for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST_CLAIMS):
+            age_s = round(max(0.0, now_s - one.fired_at_ms / 1000), 3)
+            row = found.setdefault(
+                one.owner,
+                {"magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False},
+            )
+            row["in_flight"] += 1
+            row["oldest_claim_s"] = max(row["oldest_claim_s"], age_s)
+            row["dead"] = row["dead"] or one.owner_dead
+    return sorted(found.values(), key=lambda row: -row["in_flight"])
+
+
+class Reason:
+    """What one reason adds up to. Ages in seconds since the failure; ``waiting``: those that only a person brings back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiting = 0
+        self.oldest_s: float | None = None
+        self.newest_s: float | None = None
+        self.errors: Counter[str] = Counter()
+
+    def add(self, error: str | None, age_s: float | None) -> None:
+        self.count += 1
+        # A handler that puts an id into every error must not make this as large as the sideline.
+        if error and (error in self.errors or len(self.errors) < 1_000):
+            self.errors[error] += 1
+        if age_s is not None:
+            self.oldest_s = age_s if self.oldest_s is None else max(self.oldest_s, age_s)
+            self.newest_s = age_s if self.newest_s is None else min(self.newest_s, age_s)
+
+    def commonest(self) -> tuple[str, int]:
+        return self.errors.most_common(1)[0] if self.errors else ("", 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]
+        return {
+            "count": self.count,
+            "waiting": self.waiting,
+            "oldest_age_s": self.oldest_s,
+            "newest_age_s": self.newest_s,
+            "errors": errors,
+        }
+
+
+def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
+    """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
+    now_s = time.time()
+    found: dict[str, Reason] = {}
+    record = store.queues.get(queue)
+    for seen, row in enumerate(scan_magazine(store, queue + SIDELINE_SUFFIX)):
+        if seen == limit:
+            break
+        reason, error, failed_ms = failure_of(row)
+        age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
+        one = found.setdefault(reason, Reason())
+        one.add(error, age_s)
+        one.waiting += record is not None and waits(row[2], record)
+    return dict(sorted(found.items(), key=lambda item: -item[1].count))
+
+
+def failure_of(row: Row) -> tuple[str, str | None, int | None]:
+    """(reason, error, when in milliseconds), without looking into the body."""
+    record = row[2]
+    if record is None:
+        return REASON_CORRUPT, "the stored record does not match its checksum", None
+    try:
+        message = Message.from_bytes(record)
+        return message.reason or UNKNOWN, message.error, message.failed_at_ms
+    except UnreadableMessageError as exc:
+        return REASON_UNREADABLE, str(exc), None
+
+
+def scan_magazine(store: Store, magazine: str) -> Iterator[Row]:
+    """All records of a magazine, page by page; none when it was never declared."""
+    if not shard_states(store, magazine):
+        return
+    after: dict[int, int] | None = None
+    while True:
+        try:
+            page = store.magazines.scan(magazine, after=after, limit=_PAGE)
+        except QueueNotFoundError:
+            return
+        yield from page
+        if len(page) < _PAGE:
+            return
+        after = {**(after or {}), **{shard: pointer for shard, pointer, _ in page}}

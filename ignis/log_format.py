@@ -1,0 +1,99 @@
+"""Logs as lines of JSON, for programs that gather them: ``--log-format json``.
+
+A line has ``time``, ``level``, ``logger``, ``event``, ``message`` and ``pid``; where they are known ``queue`` and ``message_id``;
+of an exception ``error``, ``error_type`` and ``trace``. What a handler's own log call gives as ``extra`` is there too.
+
+The event is the same for each line of one kind. It is given as ``extra={"event": ...}``, else made from the text before its
+arguments are put in: ``"claim on %s failed, trying again: %s"`` is ``claim_on_failed_trying_again``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import threading
+import traceback
+from datetime import datetime, timezone
+from typing import Any
+
+__all__ = ["JsonFormatter", "event_of", "log_uncaught"]
+
+log = logging.getLogger("ignis.uncaught")
+
+_PLACE = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z%]")
+_BETWEEN = re.compile(r"[^a-z0-9]+")
+_MOST_EVENT = 60
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
+"""What every record has; the rest was given as ``extra``."""
+
+
+def event_of(record: logging.LogRecord) -> str:
+    """The name of what happened."""
+    given = getattr(record, "event", None)
+    if isinstance(given, str) and given:
+        return given
+    words = _BETWEEN.sub("_", _PLACE.sub(" ", str(record.msg)).lower()).strip("_")
+    if len(words) > _MOST_EVENT:
+        words = words[: _MOST_EVENT + 1].rpartition("_")[0] or words[:_MOST_EVENT]
+    return words or _BETWEEN.sub("_", record.name.lower()).strip("_")
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of ASCII for each record: what others have chosen can neither begin a line nor steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event_of(record),
+            "message": _message(record),
+            "pid": record.process,
+        }
+        for name, value in vars(record).items():
+            if name not in _OWN and value is not None:
+                line.setdefault(name, value)
+        if record.exc_info and record.exc_info[1] is not None:
+            exc = record.exc_info[1]
+            line["error_type"] = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+            line["error"] = _text(exc)
+            line["trace"] = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+        try:
+            return json.dumps(line, default=_text)
+        except (TypeError, ValueError):  # keys that are no text, or what holds itself
+            return json.dumps(
+                {name: value if isinstance(value, (str, int)) else _text(value) for name, value in line.items()}
+            )
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # the arguments do not fit the text
+        return f"{record.msg} {_text(record.args)}"
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as exc:
+        return f"<{type(value).__name__} whose text raises {type(exc).__name__}>"
+
+
+def log_uncaught() -> None:
+    """Exceptions that nobody catches, in threads and while objects end, are lines of the log. For processes that are ours."""
+
+    def of_thread(args: Any) -> None:
+        if args.exc_type is not SystemExit and args.exc_value is not None:
+            name = args.thread.name if args.thread is not None else "?"
+            log.critical("exception in thread %s", name, exc_info=args.exc_value)
+
+    def unraisable(args: Any) -> None:
+        if args.exc_value is not None:
+            log.critical("exception that could not be raised", exc_info=args.exc_value)
+
+    threading.excepthook = of_thread
+    sys.unraisablehook = unraisable
+    sys.excepthook = lambda kind, exc, trace: log.critical("uncaught exception", exc_info=exc)

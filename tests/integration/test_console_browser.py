@@ -1,0 +1,400 @@
+"""An operator's jobs in a real browser, on a live queue with a worker: Debian's chromium, headless, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("playwright.sync_api", reason="no playwright: the extra dev has it")
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from ignis import Ignis
+from ignis.broker.auth.users_file import editing
+from tests.support import WAIT_S, eventually
+from tests.support.console import PASSWORD, fail, write_users
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: scripts/system-packages test installs it"),
+]
+
+BOUND_MS = WAIT_S * 1_000
+MARKUP = '</pre><script>window.hit = 1</script><img src="x" onerror="window.hit = 2"><b>bold</b>'
+
+
+class Live:
+    """A console of its own process, and an application with a worker on the same store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.users = directory / "users.json"
+        self.audit = directory / "audit"
+        write_users(self.users)
+        url = f"embedded://{directory}/store"
+        self.app = Ignis(url)
+        self.handled: list[Any] = []
+        self.jobs = self.app.queue("jobs", dict, shards=2)
+        self.idle = self.app.queue("idle", dict, shards=1)  # nobody works on it
+        self.idle.open()
+        self.jobs.handler(self._handle)
+        self.app.start()
+        command = [
+            "console",
+            "--url",
+            url,
+            "--bind",
+            "127.0.0.1:0",
+            "--users",
+            self.users,
+            "--audit",
+            self.audit,
+            "--json",
+        ]
+        self._errors = (directory / "console.err").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ignis", *map(str, command)], stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        assert self._process.stdout is not None
+        self.url = json.loads(self._process.stdout.readline())["url"]
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        self.handled.append(message)
+
+    def close(self) -> None:
+        self._process.terminate()
+        code = self._process.wait(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+        self.app.close(timeout=5)
+        assert code == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        # Without a sandbox only as root, who has none: the pages are our own.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    made = Live(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context(viewport={"width": 1200, "height": 900})
+    made.set_default_timeout(BOUND_MS)
+    expect.set_options(timeout=BOUND_MS)
+    yield made
+    made.close()
+
+
+def log_in(page: Page, live: Live, user: str, path: str = "") -> None:
+    page.goto(live.url + path)
+    page.get_by_label("User").fill(user)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.locator("#who")).to_contain_text(user)
+
+
+def watched(context: BrowserContext) -> tuple[Page, list[str]]:
+    """A page, and what went wrong in it: scripts that failed, and what the content policy has refused."""
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console",
+        lambda said: wrong.append(said.text) if said.type == "error" and "status of 4" not in said.text else None,
+    )
+    return page, wrong
+
+
+def test_who_logs_in_sees_the_queues(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    page.goto(live.url)
+    page.get_by_label("User").fill("rita")
+    page.get_by_label("Password").fill("not hers")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("#said")).to_contain_text("unknown user, or wrong password")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    row = page.get_by_role("row", name=re.compile("idle"))
+    expect(row).to_be_visible()
+    live.idle.publish_many([{"n": 1}, {"n": 2}, {"n": 3}])
+    expect(row.get_by_role("cell").nth(1)).to_have_text("3")  # without a reload
+    page.get_by_role("link", name="idle").click()
+    expect(page.get_by_role("heading", name="idle")).to_be_visible()
+    expect(page.locator("svg.chart").first).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Password")).to_be_visible()
+    assert wrong == []
+
+
+def test_a_failed_message_is_chosen_and_brought_back(live: Live, context: BrowserContext) -> None:
+    first, second = fail(live.idle, {"n": 1}, {"n": 2}, error="ValueError: no such order")
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/idle")
+    expect(page.get_by_role("cell", name="ValueError: no such order")).to_have_count(2)
+    page.get_by_label(f"choose {second}").check()
+    page.get_by_role("button", name="Bring back 1 chosen").click()
+    page.get_by_role("dialog").get_by_role("button", name="Bring back").click()
+    expect(page.locator("#said")).to_contain_text("1 moved")
+    expect(page.get_by_label(f"choose {second}")).to_have_count(0)
+    expect(page.get_by_label(f"choose {first}")).to_be_visible()
+    assert [one.envelope.id for one in live.idle.main.peek()] == [second]
+    assert live.idle.sideline.pending() == 1
+    assert wrong == []
+
+
+def test_what_is_brought_back_is_handled(live: Live, context: BrowserContext) -> None:
+    live.jobs.pause()
+    fail(live.jobs, {"n": 1}, {"n": 2})
+    live.jobs.resume()
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/jobs")
+    page.get_by_role("button", name="Bring back all").click()
+    page.get_by_label("Only count").check()
+    page.get_by_role("dialog").get_by_role("button", name="Bring back").click()
+    expect(page.locator("#said")).to_contain_text("2 moved")
+    assert live.handled == []
+    page.get_by_role("button", name="Bring back all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Bring back").click()
+    eventually(lambda: sorted(one["n"] for one in live.handled) == [1, 2], what="both are handled")
+    assert wrong == []
+
+
+def test_a_message_is_published(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/jobs")
+    page.get_by_role("button", name="Publish").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Body").fill("{ no json")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(page.locator("#said")).to_contain_text("no JSON value")
+    dialog.get_by_label("Body").fill('{"order": 7}')
+    dialog.get_by_label("Key").fill("customer-7")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(page.locator("#said")).to_contain_text("published")
+    eventually(lambda: live.handled == [{"order": 7}], what="it is handled")
+    assert wrong == []
+
+
+def test_who_may_only_look_changes_nothing(live: Live, context: BrowserContext) -> None:
+    fail(live.idle, {"n": 1})
+    page, wrong = watched(context)
+    log_in(page, live, "rita", "#/queue/idle")
+    expect(page.get_by_text("You may look at this queue, and not change it.")).to_be_visible()
+    expect(page.get_by_role("button", name="Look")).to_be_visible()
+    for name in ("Publish", "Pause", "Purge", "Bring back", "Drop"):
+        expect(page.get_by_role("button", name=re.compile(f"^{name}"))).to_have_count(0)
+    # With the session's own token, as a page that shows the buttons all the same would ask.
+    found = page.evaluate(
+        """async () => {
+            const { csrf } = await (await fetch("ignis/v1/session")).json();
+            const answer = await fetch("ignis/v1/queues/idle/pause", {
+                method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": csrf }, body: "{}",
+            });
+            return [answer.status, (await answer.json()).error.code];
+        }"""
+    )
+    assert found == [403, "permission_denied"]
+    assert not live.app.store.queues.get("idle").extra
+    assert wrong == []
+
+
+def test_a_body_with_markup_is_text(live: Live, context: BrowserContext) -> None:
+    queue = live.app.queue("marked", dict, shards=1)
+    fail(queue, {"note": MARKUP}, error=MARKUP, key=MARKUP)
+    page, wrong = watched(context)
+    log_in(page, live, "rita", "#/queue/marked")
+    page.get_by_role("button", name="Look").click()
+    body = page.locator("pre[data-body]")
+    expect(body).to_contain_text("<script>window.hit = 1</script>")
+    expect(page.get_by_role("dialog")).to_contain_text("<b>bold</b>")
+    history = page.get_by_role("dialog").locator("pre").last
+    expect(history).to_contain_text(f"exception   \n{MARKUP}", use_inner_text=True)
+    inert = "() => [window.hit ?? null, document.querySelectorAll('main img, dialog img, main b, dialog b, body script').length]"
+    assert page.evaluate(inert) == [None, 0]
+    assert wrong == []
+
+
+def test_the_policy_stops_a_script_that_got_in(live: Live, context: BrowserContext) -> None:
+    page = context.new_page()
+    log_in(page, live, "rita")
+    page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.hit = 1";
+            document.body.append(script);
+            const image = document.createElement("img");
+            image.setAttribute("onerror", "window.hit = 2");
+            image.src = "nothing";
+            document.body.append(image);
+            return new Promise((done) => image.addEventListener("error", () => done()));
+        }"""
+    )
+    assert page.evaluate("() => window.hit ?? null") is None
+
+
+def test_a_session_that_ended_asks_for_a_login(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/idle")
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    with editing(live.users) as users:
+        found = users.find("olga")
+        assert found is not None
+        users.users.remove(found)
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    expect(page.get_by_role("button", name="Pause")).to_have_count(0)
+    page.get_by_label("User").fill("adam")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()  # where the page was
+    expect(page.locator("#who")).to_contain_text("adam")
+    assert wrong == []
+
+
+def test_purging_asks_for_the_name(live: Live, context: BrowserContext) -> None:
+    live.idle.publish_many([{"n": 1}, {"n": 2}])
+    page, _ = watched(context)
+    log_in(page, live, "adam", "#/queue/idle")
+    page.get_by_role("button", name="Purge").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox").fill("jobs")
+    dialog.get_by_role("button", name="Purge").click()
+    expect(page.locator("#said")).to_contain_text("confirm must be the queue's name")
+    assert live.idle.main.pending() == 2
+    page.get_by_role("button", name="Purge").click()
+    dialog.get_by_role("textbox").fill("idle")
+    dialog.get_by_role("button", name="Purge").click()
+    expect(page.locator("#said")).to_contain_text("2 removed")
+    assert live.idle.main.pending() == 0
+    lines = [json.loads(one) for one in live.audit.read_text().splitlines()]
+    assert [(one["user"], one["status"]) for one in lines if one["path"].endswith("/purge")] == [
+        ("adam", 409),
+        ("adam", 200),
+    ]
+
+
+def test_two_tabs_see_each_other(live: Live, context: BrowserContext) -> None:
+    one, _ = watched(context)
+    log_in(one, live, "olga", "#/queue/idle")
+    other, _ = watched(context)
+    other.goto(live.url + "#/queue/idle")  # the session is the browser's
+    expect(other.get_by_role("button", name="Pause")).to_be_visible()
+    one.bring_to_front()
+    one.get_by_role("button", name="Pause").click()
+    expect(one.get_by_role("button", name="Resume")).to_be_visible()
+    other.bring_to_front()
+    other.get_by_role("button", name="Resume").click()
+    expect(other.get_by_role("button", name="Pause")).to_be_visible()
+    one.bring_to_front()
+    expect(one.get_by_role("button", name="Pause")).to_be_visible()
+
+
+def test_delayed_messages_and_schedules(live: Live, context: BrowserContext) -> None:
+    live.idle.publish({"n": 1}, delay="1h")
+    live.app.schedules.add("beat", queue="idle", message={"tick": 1}, every="1h")
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/idle/delayed")
+    page.get_by_role("button", name="Run now").click()
+    eventually(lambda: live.idle.main.pending() == 1, what="it is in the queue")
+    page.get_by_role("link", name="Schedules").click()
+    page.get_by_role("button", name="Run now").click()
+    eventually(lambda: live.idle.main.pending() == 2, what="the schedule's message too")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    assert live.app.schedules.get("beat").paused
+    page.get_by_role("link", name="System").click()
+    expect(page.get_by_role("heading", name="Who leads")).to_be_visible()
+    assert wrong == []
+
+
+def test_a_phone_a_keyboard_and_the_dark(live: Live, browser: Browser) -> None:
+    fail(live.idle, {"n": 1})
+    phone = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    phone.set_default_timeout(BOUND_MS)
+    try:
+        page = phone.new_page()
+        page.goto(live.url)
+        expect(page.get_by_label("User")).to_be_focused()
+        page.keyboard.type("olga")
+        page.keyboard.press("Tab")
+        page.keyboard.type(PASSWORD)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="idle")).to_be_visible()
+        page.get_by_role("link", name="idle").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="idle")).to_be_visible()
+        expect(page.get_by_role("button", name="Look")).to_be_attached()
+        wider = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(wider) <= 0
+        assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(23, 20, 18)"
+    finally:
+        phone.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(live: Live, browser: Browser, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: the extra dev has it").Axe()
+    fail(live.idle, {"n": 1})
+    live.idle.publish({"n": 2})
+    live.idle.publish({"n": 3}, delay="1h")
+    live.app.schedules.add("beat", queue="idle", message={"tick": 1}, every="1h")
+    live.idle.main.fire(1)
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(BOUND_MS)
+    found: dict[str, Any] = {}
+
+    def look(name: str) -> None:
+        wrong = axe.run(page).response["violations"]
+        if wrong:
+            found[name] = [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in wrong]
+
+    try:
+        page = context.new_page()
+        page.goto(live.url)
+        expect(page.get_by_label("Password")).to_be_visible()
+        look("login")
+        log_in(page, live, "adam")
+        shown = {
+            "": "idle",
+            "#/queue/idle": "exception",
+            "#/queue/idle/messages": "No message waits",
+            "#/queue/idle/delayed": "Run now",
+            "#/queue/idle/workers": "idle",
+            "#/queue/idle/shards": "fire pointer",
+            "#/schedules": "beat",
+            "#/system": "Who leads",
+        }
+        for path, text in shown.items():
+            page.goto(live.url + path)
+            expect(page.locator("main")).to_contain_text(text)
+            look(path or "overview")
+        page.goto(live.url + "#/queue/idle")
+        for name in ("Look", "Publish", "Purge", "Bring back all", "Drop all"):
+            page.get_by_role("button", name=name, exact=True).first.click()
+            expect(page.get_by_role("dialog")).to_be_visible()
+            look(f"dialog {name}")
+            page.keyboard.press("Escape")
+    finally:
+        context.close()
+    assert found == {}
