@@ -222,14 +222,29 @@ static int build_transfer(ign_store *store, ign_generation *g, void *arg, uint64
     return ign_load_put(g, &call->load, to + 8);
 }
 
+static int transfer(ign_store *store, run_call *call, const ign_store_how *how, ign_store_mark *mark)
+{
+    int rc = call->count == 0 || call->load.count == 0 ? IGN_E_INVALID : ign_load_check(&call->load);
+    return rc == IGN_OK ? ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, call, how, mark) : rc;
+}
+
 int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target,
                        ign_store_part *parts, uint16_t part_count, bool reload, const ign_store_how *how, ign_store_mark *mark)
 {
     run_call call = {.magazine = source, .runs = runs, .count = count,
                      .load = {.magazine = target, .parts = parts, .count = part_count, .reload = reload}};
-    int rc = count == 0 || part_count == 0 || (reload && source != target) ? IGN_E_INVALID : ign_load_check(&call.load);
+    int rc = reload && source != target ? IGN_E_INVALID : transfer(store, &call, how, mark);
     if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
+        ign_store_wake(store, target);
+    return rc;
+}
+
+int ign_store_move(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target, ign_store_part *parts,
+                   uint16_t part_count, const ign_store_how *how, ign_store_mark *mark)
+{
+    run_call call = {.magazine = source, .runs = runs, .count = count,
+                     .load = {.magazine = target, .parts = parts, .count = part_count, .moves = true}};
+    int rc = transfer(store, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, target);
     return rc;
@@ -240,9 +255,7 @@ int ign_store_defer(ign_store *store, uint32_t source, const ign_store_run *runs
 {
     run_call call = {.magazine = source, .runs = runs, .count = count,
                      .load = {.magazine = later, .parts = parts, .count = part_count, .dues = dues}};
-    int rc = count == 0 || part_count == 0 ? IGN_E_INVALID : ign_load_check(&call.load);
-    if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
+    int rc = transfer(store, &call, how, mark);
     if (rc == IGN_OK)
         ign_load_wake(store, &call.load);
     return rc;

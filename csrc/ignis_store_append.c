@@ -169,24 +169,25 @@ static uint64_t move_takes(const uint8_t *p, uint64_t bytes)
 /* What the due times of a LOAD may take, and tidying those of the magazine of which something is retired. */
 static uint64_t dues_take(const ign_generation *g, uint8_t type, const uint8_t *payload, uint64_t payload_bytes)
 {
+    ign_ctl *ctl = (ign_ctl *)(uintptr_t)&g->ctl;
     const uint8_t *load = payload;
     uint64_t bytes = payload_bytes, more = 0;
     const ign_magazine *retired = NULL;
     if (type == IGN_ENTRY_TRANSFER) {
-        bytes = ign_pad8(ign_get32(payload));
+        bytes = ign_get32(payload);
         load = payload + 8;
-        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(load + bytes));
+        retired = ign_state_magazine(ctl, ign_get32(load + ign_pad8(bytes)));
     } else if (type == IGN_ENTRY_RETIRE || type == IGN_ENTRY_EXPIRE)
-        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(payload));
+        retired = ign_state_magazine(ctl, ign_get32(payload));
     if (retired != NULL && (retired->durability & IGN_MAGAZINE_IS_LATER) != 0)
-        more = ign_due_tidy_takes(ign_state_due((ign_ctl *)(uintptr_t)&g->ctl, retired));
+        more = ign_due_tidy_takes(ign_state_due(ctl, retired));
     if (type == IGN_ENTRY_ONCE) {
         uint64_t ids = 16 + (uint64_t)ign_get32(payload + 4) * IGN_STORE_ID_BYTES;
         load = payload + ids;
         bytes = payload_bytes - ids;
     } else if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
         return more;
-    return more + (uint64_t)ign_dues_count(load, bytes) * IGN_DUE_RUN_TAKES;
+    return more + ign_load_dues_take(ctl, load, bytes);
 }
 
 /* Of the state, what applying an entry may take. Batches stay in the log: each takes an extent, or a block of them. */

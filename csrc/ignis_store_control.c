@@ -8,7 +8,7 @@
 #define MAGIC 0x314C5443534E4749ull /* "IGNSCTL1" on a little-endian machine */
 #define BYTE_ORDER_MARK 0x01020304u
 
-enum { PAGE = 4096, SMALLEST = 32 };
+enum { PAGE = 4096, SMALLEST = 32, MOST_FREE = 1 << 18 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t to)
 {
@@ -202,6 +202,28 @@ static uint64_t class_of(uint64_t bytes, uint64_t *class)
     }
     *class = number;
     return size;
+}
+
+static uint64_t size_of(uint64_t class)
+{
+    return (class % 2 == 0 ? (uint64_t)SMALLEST : (uint64_t)SMALLEST / 2 * 3) << class / 2;
+}
+
+uint64_t ign_ctl_free_bytes(const ign_ctl *ctl)
+{
+    const ign_root *root = ctl->root;
+    uint64_t found = 0, looked = 0;
+    for (uint64_t at = root->pending; at != 0 && looked < MOST_FREE; looked++) {
+        const uint64_t *block = ign_ctl_at(ctl, at);
+        found += size_of(block[1]);
+        at = block[0];
+    }
+    for (uint64_t class = IGN_CTL_CLASSES; class-- > 0;)
+        for (uint64_t at = root->free[class]; at != 0 && looked < MOST_FREE; looked++) {
+            found += size_of(class);
+            at = *(const uint64_t *)ign_ctl_at(ctl, at);
+        }
+    return found;
 }
 
 int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes)

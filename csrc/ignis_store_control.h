@@ -156,6 +156,8 @@ bool ign_ctl_roll_back(ign_ctl *ctl);
 /* A block of at least that many bytes, contents undefined, at a multiple of 16; 0 and `no_room` when there is none. */
 uint64_t ign_ctl_alloc(ign_ctl *ctl, uint64_t bytes);
 void ign_ctl_free(ign_ctl *ctl, uint64_t offset, uint64_t bytes);
+/* Of what was allocated, how much can be had again: as far as a few hundred thousand blocks show. */
+uint64_t ign_ctl_free_bytes(const ign_ctl *ctl);
 /* Grows the file until the arena has that much beyond what is used. 0 or an errno; nothing changes then. */
 int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes);
 /* Of a generation that is sealed and in which nobody lives: the state, which follows from the log, gives its room back. What stands before it

@@ -1,51 +1,13 @@
-#include "ignis_store_due.h"
+#include "ignis_store_due_tree.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE_RUNS = 41, INNER = 1, SHARD_BITS = 16, TIDY_RUNS = 4096, PAGE_COSTS = 16, SPARE_RECORDS = 4096 };
-
-/* A place in the tree is an offset, with INNER in it for a node. */
-typedef struct node {
-    uint64_t bit;    /* in which the times of the two children differ; 0 = the lowest */
-    uint64_t prefix; /* the bits above it, the same in all times below */
-    uint64_t child[2];
-} node;
-
-typedef struct page {
-    uint64_t count;
-    uint64_t next, last; /* pages of one time: the next one, and, in the first, the last one (0: itself) */
-    uint64_t runs[PAGE_RUNS][3]; /* ms << SHARD_BITS | shard; first; last */
-} page;
-
-static bool is_node(uint64_t at)
-{
-    return (at & INNER) != 0;
-}
-
-static node *node_at(ign_ctl *ctl, uint64_t at)
-{
-    return ign_ctl_at(ctl, at - INNER);
-}
-
-static page *page_at(ign_ctl *ctl, uint64_t at)
-{
-    return ign_ctl_at(ctl, at);
-}
-
-static uint64_t ms_of(const uint64_t run[3])
-{
-    return run[0] >> SHARD_BITS;
-}
+enum { TIDY_RUNS = 4096, PAGE_COSTS = 16, SPARE_RECORDS = 4096 };
 
 static ign_due_run run_of(const uint64_t run[3])
 {
     return (ign_due_run){.ms = ms_of(run), .shard = run[0] & ((1u << SHARD_BITS) - 1), .first = run[1], .last = run[2]};
-}
-
-static unsigned highest_bit(uint64_t word)
-{
-    return 63u - (unsigned)__builtin_clzll(word);
 }
 
 /* -- adding -------------------------------------------------------------------------------------------------------------- */
@@ -192,21 +154,22 @@ static bool visit_page(ign_ctl *ctl, uint64_t at, uint64_t from, ign_due_visit *
 {
     for (; at != 0; at = page_at(ctl, at)->next) {
         const page *p = page_at(ctl, at);
-        uint64_t sorted[PAGE_RUNS][3];
-        memcpy(sorted, p->runs, p->count * sizeof sorted[0]);
-        qsort(sorted, p->count, sizeof sorted[0], by_time);
-        for (uint64_t i = 0; i < p->count; i++) {
+        uint64_t copy[PAGE_RUNS][3], i = 1;
+        const uint64_t(*sorted)[3] = p->runs;
+        while (i < p->count && by_time(p->runs[i - 1], p->runs[i]) <= 0)
+            i++;
+        if (i < p->count) {
+            memcpy(copy, p->runs, p->count * sizeof copy[0]);
+            qsort(copy, p->count, sizeof copy[0], by_time);
+            sorted = (const uint64_t(*)[3])copy;
+        }
+        for (i = 0; i < p->count; i++) {
             ign_due_run run = run_of(sorted[i]);
             if (run.ms >= from && !visit(arg, &run))
                 return false;
         }
     }
     return true;
-}
-
-static uint64_t end_of_left(const node *n)
-{
-    return (n->prefix << 1 << n->bit) | (((uint64_t)1 << n->bit) - 1);
 }
 
 static bool walk(ign_ctl *ctl, uint64_t at, uint64_t from, ign_due_visit *visit, void *arg)

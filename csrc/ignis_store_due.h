@@ -16,7 +16,7 @@
 
 #define IGN_DUE_MAX ((1ull << 48) - 1)
 #define IGN_DUE_NONE UINT64_MAX
-#define IGN_DUE_RUN_TAKES 2400u /* of the state, that one run may take which is added */
+#define IGN_DUE_RUN_TAKES 2400u /* of the state, that any one run may take which is added; ign_due_takes says better */
 
 /* Behind the record of a later magazine. */
 typedef struct ign_due {
@@ -39,7 +39,9 @@ typedef bool ign_due_lives(ign_ctl *ctl, void *arg, const ign_due_run *run);
 void ign_due_add(ign_ctl *ctl, ign_due *due, const ign_due_run *run);
 /* So many records have died. */
 void ign_due_tidy(ign_ctl *ctl, ign_due *due, uint64_t died, ign_due_lives *lives, void *arg);
-uint64_t ign_due_tidy_takes(const ign_due *due); /* ... and a tidying */
+uint64_t ign_due_tidy_takes(const ign_due *due); /* of the state, at most */
+/* ignis_store_due_room.c: of the state, what adding runs of these times takes at most; they are sorted, and none is over IGN_DUE_MAX. */
+uint64_t ign_due_takes(ign_ctl *ctl, const ign_due *due, const uint64_t *times, uint64_t count);
 void ign_due_free(ign_ctl *ctl, ign_due *due);
 
 /* Calls with all runs whose time is `from` or later, by time, shard and pointer, until it returns false. Runs of one shard and one time

@@ -60,29 +60,56 @@ typedef struct dues_of {
     uint32_t count, taken; /* entries that are left, and records of the first */
 } dues_of;
 
-/* Records of one shard are due at the next times; what there is no time for, at once. */
+static dues_of open_dues(const uint8_t *load, uint64_t bytes)
+{
+    dues_of dues = {.count = ign_dues_count(load, bytes)};
+    dues.next = dues.count == 0 ? load : load + bytes - IGN_DUES_END - (uint64_t)dues.count * IGN_DUES_BYTES;
+    return dues;
+}
+
+/* How many of the next records, of so many, are due at one time; what there is no time for, at once. */
+static uint64_t take_due(dues_of *dues, uint64_t records, uint64_t *ms)
+{
+    *ms = 0;
+    if (dues->count == 0)
+        return records;
+    uint64_t left = ign_get32(dues->next + 8) - dues->taken, many = left < records ? left : records;
+    *ms = ign_get64(dues->next);
+    dues->taken += (uint32_t)many;
+    if (many == left) {
+        dues->next += IGN_DUES_BYTES;
+        dues->count--;
+        dues->taken = 0;
+    }
+    return many;
+}
+
 static void add_dues(ign_ctl *ctl, ign_due *due, dues_of *dues, uint16_t shard, uint64_t first, uint64_t records)
 {
     while (records > 0 && !ctl->no_room) {
-        uint64_t ms = 0, many = records;
-        if (dues->count > 0) {
-            uint64_t left = ign_get32(dues->next + 8) - dues->taken;
-            ms = ign_get64(dues->next);
-            many = left < records ? left : records;
-            dues->taken += (uint32_t)many;
-            if (many == left) {
-                dues->next += IGN_DUES_BYTES;
-                dues->count--;
-                dues->taken = 0;
-            }
-            if (many == 0)
-                continue;
-        }
+        uint64_t ms, many = take_due(dues, records, &ms);
+        if (many == 0)
+            continue;
         ign_due_add(ctl, due, &(ign_due_run){.ms = ms, .shard = shard, .first = first, .last = first + many - 1});
         ign_ctl_add(ctl, &due->living, many);
         first += many;
         records -= many;
     }
+}
+
+uint64_t ign_dues_times(const uint8_t *load, uint64_t bytes, uint64_t *times, uint64_t room)
+{
+    dues_of dues = open_dues(load, bytes);
+    uint64_t found = 0, ms;
+    const uint8_t *part = load + 8;
+    for (uint16_t parts = ign_get16(load + 6); parts > 0; parts--, part += 16 + pad8(ign_get32(part + 4)))
+        for (uint64_t records = ign_get32(part + 16 + 4); records > 0 && found < room;) {
+            uint64_t many = take_due(&dues, records, &ms);
+            records -= many;
+            if (many > 0)
+                times[found++] = ms < IGN_DUE_MAX ? ms : IGN_DUE_MAX;
+        }
+    return found;
 }
 
 /* -- loads and moves ----------------------------------------------------------------------------------------------- */
@@ -95,8 +122,9 @@ int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
     bool reload = (ign_get16(p + 4) & IGN_LOAD_RELOAD) != 0;
     uint16_t parts = ign_get16(p + 6);
     ign_due *due = (magazine->durability & IGN_MAGAZINE_IS_LATER) == 0 ? NULL : ign_state_due(ctl, magazine);
-    dues_of dues = {.count = due == NULL ? 0 : ign_dues_count(p, bytes)};
-    dues.next = dues.count == 0 ? p : p + bytes - IGN_DUES_END - (uint64_t)dues.count * IGN_DUES_BYTES;
+    dues_of dues = {.next = p};
+    if (due != NULL)
+        dues = open_dues(p, bytes);
     for (uint64_t at = 8, size; parts > 0; parts--, at += size) {
         uint16_t number;
         ign_item extent;

@@ -169,8 +169,13 @@ int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fir
         call.moved = true;
         rc = ign_store_move_due(store, magazine, fire->ms, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &moved, how, mark);
         fire->late += moved.expired;
+        int moving = rc, error = errno;
         if (rc == IGN_OK || rc == IGN_E_NO_ROOM) /* what is there is claimed all the same */
             rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_fire, &call, how, mark);
+        if (rc == IGN_EMPTY && moving != IGN_OK) { /* there is something, and it cannot be had */
+            rc = moving;
+            errno = error;
+        }
     }
     if (rc != IGN_OK)
         fire->count = 0;

@@ -369,7 +369,7 @@ static int move_gathered(ign_store *store, gathering *c, const ign_store_how *ho
     }
     if (rc == IGN_OK) {
         qsort(runs, c->count, sizeof *runs, by_pointer);
-        rc = ign_store_transfer(store, c->later_number, runs, c->count, c->main_number, made.parts, made.count, false, how, mark);
+        rc = ign_store_move(store, c->later_number, runs, c->count, c->main_number, made.parts, made.count, how, mark);
     }
     free(runs);
     free(copies);
@@ -402,6 +402,11 @@ static int move_some(ign_store *store, uint32_t main, gathering *c, ign_store_mo
             rc = move_gathered(store, c, how, mark);
             if (rc == IGN_OK)
                 result->moved += c->moved;
+            if (rc == IGN_E_NO_ROOM && c->moved > 1) { /* what is kept on a full disk may do for less */
+                limit = c->moved / 2;
+                rc = IGN_EMPTY;
+                i--;
+            }
         } else if (c->expired_count == 0) {
             tidy_call call = {.magazine = c->later_number, .ms = c->ms};
             rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_tidy, &call, how, mark);

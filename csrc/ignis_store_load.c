@@ -64,8 +64,8 @@ int ign_load_check(ign_load_call *call)
 int ign_load_fits(ign_store *store, ign_generation *g, const ign_load_call *call, uint64_t freed)
 {
     uint64_t most = store->options.max_bytes, living = g->ctl.root->living_bytes;
-    bool fits = call->batches <= freed || living + call->batches - freed <= most;
-    if (fits && (freed == 0 || ign_store_may_grow(store, g, call, freed)))
+    bool fits = freed == 0 ? ign_load_dues_fit(store, g, call) : call->batches <= freed || living + call->batches - freed <= most;
+    if (call->moves || (fits && (freed == 0 || ign_store_may_grow(store, g, call, freed))))
         return IGN_OK;
     errno = fits ? E2BIG : ENOBUFS;
     return IGN_E_NO_ROOM;

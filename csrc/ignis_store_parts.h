@@ -110,6 +110,7 @@ typedef struct ign_load_call {
     ign_store_part *parts;
     uint16_t count;
     bool reload;
+    bool moves;              /* what is due, which was counted when it was loaded, and of which nothing can be left out */
     const uint64_t *dues;    /* of a later magazine: ms, record by record; NULL: another */
     uint64_t earliest;       /* of these */
     uint32_t wakes;          /* the main magazine, whose sleepers are to reckon anew; 0: nobody is */
@@ -120,6 +121,12 @@ int ign_load_check(ign_load_call *call);
 /* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may; with E2BIG: it is larger than what is freed, on a full disk. */
 int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
 int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
+/* ignis_store.c: ign_store_transfer of records as they are. `max_bytes` does not refuse it, and growing does not: a batch of its own takes some bytes. */
+int ign_store_move(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target, ign_store_part *parts,
+                   uint16_t part_count, const ign_store_how *how, ign_store_mark *mark);
+/* ignis_store_due_fits.c: of the state, what the due times of a LOAD may take; and whether a load with due times, which takes nothing's place, may be. */
+uint64_t ign_load_dues_take(ign_ctl *ctl, const uint8_t *load, uint64_t bytes);
+bool ign_load_dues_fit(ign_store *store, ign_generation *generation, const ign_load_call *call);
 int ign_load_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *bytes); /* of a LOAD; `arg` is an ign_load_call */
 
 void ign_load_wake(ign_store *store, const ign_load_call *call);

@@ -90,6 +90,9 @@ typedef struct ign_slice {
 ign_magazine *ign_state_magazine(ign_ctl *ctl, uint64_t number); /* NULL: none */
 /* How many due times a LOAD of so many bytes ends with; 0: none that hold. */
 uint32_t ign_dues_count(const uint8_t *load, uint64_t bytes);
+/* Of a LOAD that this process made: the times of the runs that it adds, in their order; at most `room`. Of neighbours with one time, each part has a
+ * run of its own. */
+uint64_t ign_dues_times(const uint8_t *load, uint64_t bytes, uint64_t *times, uint64_t room);
 uint32_t ign_dues_check(uint32_t magazine, const uint8_t *dues, uint32_t count);
 ign_due *ign_state_due(ign_ctl *ctl, const ign_magazine *magazine); /* of it, if it is a later one, or of its later one; NULL: there is none */
 ign_magazine *ign_state_with_ids(ign_ctl *ctl, ign_magazine *magazine); /* that remembers its ids: the main one of a later one. NULL: gone */

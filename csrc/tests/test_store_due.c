@@ -8,6 +8,7 @@
 #include "../ignis_store_later.h"
 
 #include <errno.h>
+#include <sys/stat.h>
 
 /* -- the tree ------------------------------------------------------------------------------------------------------------ */
 
@@ -215,6 +216,47 @@ static void undone(void)
             check_tree(m);
             add(m, any_time(round, 500 + n));
         }
+        end_model(m);
+    }
+}
+
+/* What adding many at a time takes is never more than what is reckoned, and that is little where the times are as people choose them. */
+static void reckoned(void)
+{
+    for (uint64_t round = 0; round < 18; round++) {
+        model *m = begin_model(round);
+        static uint64_t times[MOST], sorted[MOST];
+        while (m->count + 2000 < MOST / 2) {
+            uint32_t many = 1 + (uint32_t)draw(draw(3) == 0 ? 2000 : 90);
+            for (uint32_t i = 0; i < many; i++) {
+                times[i] = any_time(round < 6 ? round : draw(6), m->count + i);
+                uint32_t at = i;
+                for (; at > 0 && sorted[at - 1] > times[i]; at--)
+                    sorted[at] = sorted[at - 1];
+                sorted[at] = times[i];
+            }
+            uint64_t takes = ign_due_takes(&m->ctl, m->due, sorted, many), used = m->ctl.root->used, free_before = 0;
+            ign_ctl_begin(&m->ctl);
+            free_before = ign_ctl_free_bytes(&m->ctl);
+            for (uint32_t i = 0; i < many; i++) {
+                uint32_t n = m->count++;
+                m->ms[n] = times[i];
+                m->lives[n] = true;
+                ign_due_add(&m->ctl, m->due, &(ign_due_run){.ms = times[i], .shard = n % 7, .first = n + 1, .last = n + 1});
+                ign_ctl_add(&m->ctl, &m->due->living, 1);
+            }
+            CHECK(!m->ctl.no_room);
+            uint64_t grown = m->ctl.root->used - used;
+            ign_ctl_commit(&m->ctl, 0);
+            CHECK(grown <= takes);
+            CHECK(takes <= (uint64_t)many * IGN_DUE_RUN_TAKES);
+            if (many > 200 && round < 5)
+                CHECK(takes < (uint64_t)many * 150);
+            CHECK(free_before <= m->ctl.root->used);
+            if (draw(3) == 0)
+                kill_some(m, (uint32_t)draw(m->count), (uint32_t)draw(1500));
+        }
+        check_tree(m);
         end_model(m);
     }
 }
@@ -500,6 +542,129 @@ static void come_and_go(void)
     }
 }
 
+/* -- room ---------------------------------------------------------------------------------------------------------------- */
+
+static void add_blocks(void *arg, const char *name)
+{
+    char path[sizeof store_dir_path + IGN_STORE_NAME_MAX];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", store_dir_path, name);
+    if (stat(path, &st) == 0)
+        *(uint64_t *)arg += (uint64_t)st.st_blocks * 512;
+}
+
+static uint64_t on_disk(world *w)
+{
+    uint64_t total = 0;
+    w->io->list(w->io, add_blocks, &total);
+    return total;
+}
+
+/* Records of one load, each with a time of its own, which is not near that of its neighbour. */
+static int put_apart(world *w, uint32_t count, uint64_t from, uint64_t *first)
+{
+    static uint8_t batch[BATCH_MAX];
+    static uint64_t dues[BATCH_MAX / 32];
+    ign_store_mark mark;
+    ign_store_part part = {.shard = 1, .batch = batch, .bytes = batch_make(batch, count, 1, 24)};
+    for (uint32_t i = 0; i < count; i++)
+        dues[i] = from + (uint64_t)i * 7919 % count;
+    int rc = ign_store_load_later(w->store, w->later, &part, 1, dues, NULL, &mark);
+    *first = part.first;
+    return rc;
+}
+
+static void a_time_takes_little(void)
+{
+    world w;
+    uint64_t first;
+    begin(&w);
+    uint64_t before = on_disk(&w);
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK_EQ(put_apart(&w, 1500, 1000 + i * 100000, &first), IGN_OK);
+    CHECK(on_disk(&w) - before < (6 << 20)); /* 6,000 of them: with 2.4 KB each beside what is kept, 14 MB and more */
+    end(&w);
+}
+
+/* What a store may take counts the due times too, and what was cancelled counts no more. */
+static void a_bound_holds(void)
+{
+    static const ign_store_options bounded = {.segment_bytes = 1 << 20, .control_reserve = 1 << 28, .max_bytes = 8 << 20};
+    world w;
+    uint64_t first, firsts[4096], puts[3] = {0};
+    begin(&w);
+    ign_store_close(w.store);
+    CHECK_EQ(ign_store_open(&w.store, w.io, &bounded), IGN_OK);
+    for (int round = 0; round < 3; round++) {
+        int rc;
+        while ((rc = put_apart(&w, 1500, 1000 + puts[round] * 100000, &first)) == IGN_OK) {
+            firsts[puts[round]++] = first;
+            CHECK(puts[round] < 4096);
+            if (puts[round] % 8 == 0)
+                CHECK(ign_store_maintain(w.store) >= 0);
+        }
+        CHECK(rc == IGN_E_NO_ROOM && errno == ENOBUFS);
+        CHECK(on_disk(&w) < (32 << 20));
+        for (uint64_t i = 0; i < puts[round]; i++) {
+            ign_store_run run = {.shard = 1, .first = firsts[i], .last = firsts[i] + 1499};
+            uint64_t retired;
+            ign_store_mark mark;
+            CHECK_EQ(ign_store_retire(w.store, w.later, &run, 1, false, &retired, NULL, &mark), IGN_OK);
+            CHECK_EQ(retired, 1500);
+        }
+        while (ign_store_maintain(w.store) == IGN_OK)
+            ;
+    }
+    CHECK(puts[0] > 20 && puts[1] >= puts[0] / 2 && puts[2] >= puts[0] / 2);
+    end(&w);
+}
+
+/* Messages that are due are moved though the store holds as much as it may: one of many takes a batch of its own, which is larger. */
+static void moved_at_the_bound(void)
+{
+    static const ign_store_options bounded = {.segment_bytes = 1 << 20, .control_reserve = 1 << 28, .max_bytes = 1 << 20};
+    world w;
+    uint64_t first, moved = 0, next = 0;
+    ign_store_mark mark;
+    ign_store_moved found;
+    uint8_t full[BATCH_MAX];
+    begin(&w);
+    ign_store_close(w.store);
+    CHECK_EQ(ign_store_open(&w.store, w.io, &bounded), IGN_OK);
+    CHECK_EQ(put_apart(&w, 1500, 1000, &first), IGN_OK);
+    int rc;
+    for (uint32_t size = 800; size > 8; size = rc == IGN_OK ? size : size / 2) {
+        ign_store_part part = {.shard = 0, .batch = full, .bytes = batch_make(full, 1, 1, size)};
+        rc = ign_store_load(w.store, w.main, &part, 1, NULL, &mark);
+    }
+    CHECK(rc == IGN_E_NO_ROOM && errno == ENOBUFS);
+    for (uint64_t now = 1000; now < 2500; now++) {
+        CHECK_EQ(ign_store_move_due(w.store, w.main, now, 100, 1 << 20, &found, NULL, &mark), IGN_OK);
+        moved += found.moved;
+        next = found.next;
+    }
+    CHECK_EQ(moved, 1500);
+    CHECK_EQ(next, IGN_DUE_NONE);
+    end(&w);
+}
+
+/* Many that are due at the same time, each of a load of its own, in pages: each comes once, in order. */
+static void pages_of_one_time(void)
+{
+    world w;
+    begin(&w);
+    for (uint32_t i = 0; i < 3000; i++)
+        put(&w, (uint16_t)(i * 7 % SHARDS), i % 10 == 0 ? 2000 : 1000);
+    check_list(&w);
+    ign_due_run runs[64], after = {0};
+    uint32_t count;
+    CHECK_EQ(ign_store_list_later(w.store, w.later, &after, runs, 64, &count), IGN_OK);
+    CHECK_EQ(count, 64);
+    for (uint32_t i = 1; i < count; i++)
+        CHECK(runs[i].shard == runs[i - 1].shard && runs[i].first > runs[i - 1].first);
+    end(&w);
+}
+
 static int put_once(world *w, uint32_t magazine, const uint64_t *dues, uint8_t key)
 {
     static uint8_t batch[BATCH_MAX];
@@ -571,6 +736,7 @@ MAIN("store_due", {
     RUN(as_a_list);
     RUN(garbage_is_bounded);
     RUN(undone);
+    RUN(reckoned);
     RUN(moves_what_is_due);
     RUN(few_of_many);
     RUN(a_step_of_the_clock);
@@ -579,6 +745,10 @@ MAIN("store_due", {
     RUN(a_claim_tells_what_expired_on_the_way);
     RUN(both_go_together);
     RUN(come_and_go);
+    RUN(pages_of_one_time);
+    RUN(a_time_takes_little);
+    RUN(a_bound_holds);
+    RUN(moved_at_the_bound);
     RUN(damaged_times);
     RUN(once_and_delayed);
 })

@@ -4,6 +4,7 @@
 
 #include "store_batch.h"
 
+#include "../ignis_store_later.h"
 #include "../ignis_store_parts.h"
 
 #include <errno.h>
@@ -405,6 +406,89 @@ static void on_disks_of(const uint64_t *sizes, unsigned count, uint64_t seeds)
     free(fetched);
 }
 
+/* -- what waits for its time -------------------------------------------------------------------------------------------- */
+
+/* What a consumer takes and acknowledges; returns how many. */
+static uint64_t take_out(ign_store *store, uint32_t m)
+{
+    static ign_slice slices[512];
+    static ign_store_run runs[512];
+    uint64_t total = 0, refusals = 0;
+    const story told = {.what = "claims"}, *s = &told;
+    for (uint16_t shard = 0; shard < SHARDS; shard++)
+        for (;;) {
+            uint32_t found;
+            uint64_t retired;
+            bool expired;
+            ign_store_mark mark;
+            int rc;
+            GOES_ON(ign_store_claim(store, m, shard, 1000, 1 << 20, "me", 1, slices, 512, &found, &expired, NULL, &mark));
+            if (rc == IGN_EMPTY)
+                break;
+            CHECK_EQ(rc, IGN_OK);
+            for (uint32_t i = 0; i < found; i++)
+                runs[i] = (ign_store_run){.shard = shard, .first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
+            GOES_ON(ign_store_retire(store, m, runs, found, false, &retired, NULL, &mark));
+            CHECK_EQ(rc, IGN_OK);
+            total += retired;
+        }
+    (void)refusals; /* GOES_ON counts them */
+    return total;
+}
+
+/* A disk that is full of messages that wait, and stays full: all of them are moved when they are due, and consumed. */
+static void due_on_a_full_disk(uint64_t bytes, uint32_t record, uint32_t at_a_time)
+{
+    ign_store_io *io = small_disk(bytes);
+    ign_store *store = open_of(io, bytes);
+    ign_store_mark mark;
+    uint32_t main, later;
+    uint64_t waits = 0, moved = 0, taken_out = 0, dues[512];
+    const story told = {.what = "messages that are due"}, *s = &told;
+    bytes_of_batch = malloc(4 * MOST);
+    CHECK(bytes_of_batch != NULL && at_a_time <= 512);
+    CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &main, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare_later(store, main, "m later", SHARDS, &later, NULL, &mark), IGN_OK);
+    for (unsigned refused = 0, loads = 0; refused < 3; loads++) {
+        ign_store_part part = {.shard = (uint16_t)(loads % SHARDS), .batch = bytes_of_batch, .bytes = batch_make(bytes_of_batch, at_a_time, waits + 1, record)};
+        for (uint32_t i = 0; i < at_a_time; i++)
+            dues[i] = 1000 + (waits + i) * 7919 % 60000;
+        int rc = ign_store_load_later(store, later, &part, 1, dues, NULL, &mark);
+        CHECK(rc == IGN_OK || (rc == IGN_E_NO_ROOM && errno == ENOSPC));
+        waits += rc == IGN_OK ? at_a_time : 0;
+        refused += rc != IGN_OK;
+        if (rc != IGN_OK || loads % 16 == 0)
+            upkeep(store);
+    }
+    disk.bytes = taken(io); /* somebody else takes what was left */
+    uint64_t refusals = 0;
+    for (uint64_t now = 1000; now < 62000;) {
+        ign_store_moved found;
+        int rc;
+        GOES_ON(ign_store_move_due(store, main, now, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &found, NULL, &mark));
+        CHECK_EQ(rc, IGN_OK);
+        moved += found.moved;
+        if (now >= 20000)
+            taken_out += take_out(store, main);
+        if (found.next > now)
+            now += now < 40000 ? 200 : 21001; /* a few at a time, and then all the others at once */
+    }
+    CHECK_EQ(taken_out, waits);
+    CHECK_EQ(moved, waits);
+    if (getenv("SPACE_TELL") != NULL)
+        fprintf(stderr, "due: %" PRIu64 " of %u bytes on %" PRIu64 " MiB, %" PRIu64 " calls refused at first\n", waits, record, bytes >> 20, refusals);
+    free(bytes_of_batch);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static void what_is_due_is_moved(void)
+{
+    due_on_a_full_disk(24 << 20, 100, 100);
+    due_on_a_full_disk(24 << 20, 1000, 1);
+    due_on_a_full_disk(16 << 20, 4000, 20);
+}
+
 /* Messages of 16 bytes to 64 KiB, with up to 12 KiB of history each, one by one and in batches, all of them or every second one; SPACE_GRID is
  * which part of it: number/parts. */
 static void a_grid_of_shapes(void)
@@ -608,5 +692,6 @@ MAIN("store_space", {
     RUN(room_in_hand);
     RUN(opened_in_the_room_of_the_old_state);
     RUN(moved_on_a_full_disk);
+    RUN(what_is_due_is_moved);
     RUN(a_grid_of_shapes);
 })

@@ -147,5 +147,5 @@ cdef int gather(Log log, list pieces, uint32_t number, Firing *firing, bint read
         elif i == 0 and firing.read == IGN_OK:
             pieces.append(piece_read(&firing.slices[0], &firing.first))
         else:
-            log._read(pieces, number, &firing.slices[i], 0)
+            log._read(pieces, number, &firing.slices[i], 0, &firing.first)
     return 0

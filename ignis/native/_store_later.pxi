@@ -2,15 +2,22 @@
 
 cdef enum:
     LATE_NS = 1000000           # what is due could not be moved a moment ago
-    LISTED_RUNS = 256
+    MOST_LATE_NS = 500000000    # ... and neither could it for a while: the disk is full
+    LISTED_RUNS = 4096          # a look at all of one time is made once for so many
 
 
-cdef uint64_t until_due(ign_store *store, uint32_t number, uint64_t ms, uint64_t began_ms, uint64_t left_ns, bint *due) noexcept nogil:
+cdef struct Moving:
+    uint64_t pause_ns           # between two tries to move what is due
+    uint64_t again_ns           # when the next one is
+
+
+cdef uint64_t until_due(ign_store *store, uint32_t number, uint64_t ms, uint64_t began_ms, uint64_t left_ns, const Moving *moving,
+                        bint *due) noexcept nogil:
     """So long, at most ``left_ns``, nothing comes to be due; ``due``: something is then.
 
     ``ms``: the time when the rising clock stood at ``began_ms``. ``due`` as it was after the last call: what was due then and could
     not be moved is not tried again at once."""
-    cdef uint64_t at = IGN_DUE_NONE, wait_ns, rising_ns
+    cdef uint64_t at = IGN_DUE_NONE, wait_ns, rising_ns, now_ns
     cdef bint tried = due[0]
     due[0] = False
     if ign_store_next_due(store, number, &at) != IGN_OK or at == IGN_DUE_NONE:
@@ -19,17 +26,25 @@ cdef uint64_t until_due(ign_store *store, uint32_t number, uint64_t ms, uint64_t
     wait_ns = ign_due_in_ns(at, ms + (rising_ns // 1000000 - began_ms), <uint32_t>(rising_ns % 1000000))
     if wait_ns == 0 and tried:
         wait_ns = LATE_NS
+    now_ns = ign_now_ns() if moving.again_ns != 0 else 0
+    if moving.again_ns > now_ns + wait_ns:
+        wait_ns = moving.again_ns - now_ns
     if wait_ns > left_ns:
         return left_ns
     due[0] = True
     return wait_ns
 
 
-cdef uint32_t moved_due(ign_store *store, uint32_t number, uint64_t ms, uint32_t known, uint64_t *late) noexcept nogil:
-    """Moves what is due; returns the magazine's number, another one if something was. ``late``: added to by what had expired."""
+cdef uint32_t moved_due(ign_store *store, uint32_t number, uint64_t ms, uint32_t known, Moving *moving, uint64_t *late) noexcept nogil:
+    """Moves what is due; returns the magazine's number, another one if something was. Where it cannot be moved, it is tried less and
+    less often. ``late``: added to by what had expired."""
     cdef ign_store_moved moved
     cdef ign_store_mark mark
-    ign_store_move_due(store, number, ms, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &moved, NULL, &mark)
+    if ign_store_move_due(store, number, ms, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &moved, NULL, &mark) == IGN_OK:
+        moving.pause_ns = moving.again_ns = 0
+    else:
+        moving.pause_ns = min(max(2 * moving.pause_ns, <uint64_t>LATE_NS), <uint64_t>MOST_LATE_NS)
+        moving.again_ns = ign_now_ns() + moving.pause_ns
     late[0] += moved.expired
     return ign_store_wait(store, number, known, 0)
 

@@ -1,23 +1,9 @@
 # Reading the records of a batch that lies in the log. Part of store.pyx.
 
-cdef struct Piece:
-    const uint8_t *data         # NULL: it does not match its checksum
-    size_t size
-
-
-cdef struct Reading:
-    uint8_t small[4096]
-    uint8_t *batch              # as large as the whole batch; only what was asked for is filled in
-    ign_segment segment
-    bint damaged                # the header or the index: nothing of it can be read
-    Piece few[8]
-    Piece *pieces
-
-
 cdef inline void reading_begin(Reading *reading) noexcept nogil:
     reading.batch = reading.small
     reading.pieces = reading.few
-    reading.damaged = False
+    reading.damaged = reading.opened = reading.whole = False
 
 
 cdef inline void reading_end(Reading *reading) noexcept nogil:
@@ -29,8 +15,26 @@ cdef inline void reading_end(Reading *reading) noexcept nogil:
 
 
 cdef int reading_open(ign_store *store, const ign_slice *at, Reading *reading) noexcept nogil:
-    """Header, index and what of the records the slice names: all of a batch that is small, or wanted for the most part."""
-    cdef uint64_t head, first, last
+    """Header, index and what of the records the slice names: all of a batch that is small, or wanted for the most part. Of a batch that
+    is open already, only the records."""
+    cdef int rc = IGN_OK
+    if not reading.opened or not same_batch(&reading.place, at):
+        reading_end(reading)
+        rc = reading_index(store, at, reading)
+    elif at.stop > reading.segment.count:
+        reading.damaged = True
+    if rc != IGN_OK or reading.damaged or reading.whole:
+        return rc
+    return reading_records(store, at, reading)
+
+
+cdef inline bint same_batch(const ign_slice *one, const ign_slice *other) noexcept nogil:
+    return (one.file_offset == other.file_offset and one.number == other.number and one.generation == other.generation
+            and one.bytes == other.bytes)
+
+
+cdef int reading_index(ign_store *store, const ign_slice *at, Reading *reading) noexcept nogil:
+    cdef uint64_t head
     cdef uint32_t count
     cdef int rc
     if at.bytes > sizeof(reading.small):
@@ -42,6 +46,7 @@ cdef int reading_open(ign_store *store, const ign_slice *at, Reading *reading) n
         rc = ign_store_fetch(store, at, reading.batch)
         if rc == IGN_OK:
             reading_check(at, reading)
+            reading.whole = True
         return rc
     rc = ign_store_fetch_part(store, at, 0, reading.batch, IGN_SEGMENT_HEADER_BYTES)
     if rc != IGN_OK:
@@ -53,18 +58,37 @@ cdef int reading_open(ign_store *store, const ign_slice *at, Reading *reading) n
         return IGN_OK
     rc = ign_store_fetch_part(store, at, IGN_SEGMENT_HEADER_BYTES, reading.batch + IGN_SEGMENT_HEADER_BYTES,
                               head - IGN_SEGMENT_HEADER_BYTES)
-    if rc != IGN_OK:
-        return rc
-    reading_check(at, reading)
-    if reading.damaged:
-        return IGN_OK
-    first = head + (0 if at.begin == 0 else index_end(reading.batch, at.begin - 1))
-    last = head + index_end(reading.batch, at.stop - 1)
+    if rc == IGN_OK:
+        reading_check(at, reading)
+    return rc
+
+
+cdef int reading_records(ign_store *store, const ign_slice *at, Reading *reading) noexcept nogil:
+    cdef uint64_t head = IGN_SEGMENT_HEADER_BYTES + <uint64_t>segment_count(reading.batch) * IGN_SEGMENT_INDEX_BYTES
+    cdef uint64_t first = head + (0 if at.begin == 0 else index_end(reading.batch, at.begin - 1))
+    cdef uint64_t last = head + index_end(reading.batch, at.stop - 1)
     return ign_store_fetch_part(store, at, first, reading.batch + first, last - first)
+
+
+cdef void reading_fit(ign_store *store, ign_slice *at, uint64_t most, Reading *reading) noexcept nogil:
+    """Cuts the slice where its records take more bytes than that, behind the first of them. What cannot be read is left to who reads it."""
+    cdef uint64_t bytes = 0
+    cdef uint32_t i
+    if not reading.opened or not same_batch(&reading.place, at):
+        reading_end(reading)
+        if reading_index(store, at, reading) != IGN_OK or reading.damaged:
+            return
+    for i in range(at.begin, min(at.stop, reading.segment.count)):
+        bytes += reading_size(reading, i)
+        if bytes > most and i > at.begin:
+            at.stop = i
+            return
 
 
 cdef void reading_check(const ign_slice *at, Reading *reading) noexcept nogil:
     reading.damaged = ign_segment_open(reading.batch, at.bytes, &reading.segment) != IGN_OK or reading.segment.count < at.stop
+    reading.opened = not reading.damaged
+    reading.place = at[0]
 
 
 cdef int reading_mend(ign_store *store, uint32_t number, const ign_slice *at, Reading *reading) noexcept nogil:
@@ -73,6 +97,7 @@ cdef int reading_mend(ign_store *store, uint32_t number, const ign_slice *at, Re
     if rc == IGN_OK:
         batch_mend(reading.batch, at, number)
         reading_check(at, reading)
+        reading.whole = True
     return rc
 
 
@@ -91,6 +116,9 @@ cdef int reading_run(ign_store *store, uint32_t number, const ign_slice *at, Rea
         rc = reading_mend(store, number, at, reading)
     if rc != IGN_OK or reading.damaged:
         return rc
+    if reading.pieces != reading.few:
+        free(reading.pieces)
+        reading.pieces = reading.few
     if count > 8:
         reading.pieces = <Piece *>malloc(count * sizeof(Piece))
         if reading.pieces == NULL:
@@ -107,6 +135,17 @@ cdef inline object reading_record(Reading *reading, uint32_t i):
     if reading.damaged or reading.pieces[i].data == NULL:
         return None
     return PyBytes_FromStringAndSize(<const char *>reading.pieces[i].data, <Py_ssize_t>reading.pieces[i].size)
+
+
+cdef inline uint64_t reading_bytes(Reading *reading, uint32_t count) noexcept nogil:
+    """Of the records that `reading_run` has read."""
+    cdef uint64_t bytes = 0
+    cdef uint32_t i
+    if not reading.damaged:
+        for i in range(count):
+            if reading.pieces[i].data != NULL:
+                bytes += reading.pieces[i].size
+    return bytes
 
 
 cdef inline uint64_t reading_size(const Reading *reading, uint32_t i) noexcept nogil:

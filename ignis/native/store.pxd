@@ -1,8 +1,9 @@
 # cython: language_level=3
 """``csrc/ignis_store.h``."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from ignis.native.record cimport ign_segment
 from ignis.native.wait cimport ign_watch
 
 
@@ -55,6 +56,9 @@ cdef extern from "ignis_store_state.h" nogil:
         uint32_t bytes
         uint64_t position
         uint64_t expires_at_ms
+        uint64_t generation
+        uint64_t number
+        uint64_t file_offset
 
 
 cdef extern from "ignis_store.h" nogil:
@@ -265,6 +269,23 @@ cdef extern from "ignis_store_later.h" nogil:
                              uint32_t *count)
 
 
+# Of _store_reading.pxi.
+cdef struct Piece:
+    const uint8_t *data         # NULL: it does not match its checksum
+    size_t size
+
+
+cdef struct Reading:
+    uint8_t small[4096]
+    uint8_t *batch              # as large as the whole batch; only what was asked for is filled in
+    ign_segment segment
+    bint damaged                # the header or the index: nothing of it can be read
+    bint opened, whole          # header and index are here; and so are all records
+    ign_slice place             # ... of the batch that is open
+    Piece few[8]
+    Piece *pieces
+
+
 cdef class Mark:
     cdef ign_store_mark _mark
 
@@ -286,6 +307,9 @@ cdef class Log:
     cdef int _leave(self) except -1
     cdef int _check(self, int rc) except -1
     cdef int _checked(self, int rc) except -1
-    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, bint reading) except -1
-    cdef int _read(self, list pieces, uint32_t number, ign_slice *at, int tries) except -1
+    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, object max_bytes,
+                   bint reading) except -1
+    cdef int _read_within(self, list pieces, uint32_t number, ign_slice *at, object max_bytes, int64_t *left,
+                          Reading *reading) except -1
+    cdef int64_t _read(self, list pieces, uint32_t number, ign_slice *at, int tries, Reading *reading) except -1
     cdef void _finish(self) noexcept

@@ -153,6 +153,9 @@ class Log:
     def peek(
         self, number: int, shard: int, runs: Iterable[tuple[int, int]], *, limit: int = -1
     ) -> list[tuple[int, list[bytes | None], int]]: ...
+    def peek_within(
+        self, number: int, shard: int, runs: Iterable[tuple[int, int]], max_bytes: int, *, limit: int = -1
+    ) -> tuple[list[tuple[int, list[bytes | None], int]], bool]: ...
     def living(
         self, number: int, shard: int, runs: Iterable[tuple[int, int]], *, limit: int = -1
     ) -> list[tuple[int, int, int, int]]: ...

@@ -694,6 +694,8 @@ cdef class Log:
         cdef uint32_t known = <uint32_t>seen, found = 0, i
         cdef bint inside = False, more, due = False
         cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
+        cdef Moving moving
+        moving.pause_ns = moving.again_ns = 0
         firing_open(&firing, None, begin, owner, ms, most)
         firing.fire.limit = most
         call_begin(&call, False, False)
@@ -707,10 +709,10 @@ cdef class Log:
                         left = SLICE_NS
                     with nogil:
                         if self._later:
-                            left = until_due(self._store, number, ms, began_ms, left, &due)
+                            left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                         found = ign_store_await(self._store, number, known, left, spin)
                         if due and found == known and self._later:
-                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &firing.fire.late)
+                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &firing.fire.late)
                         if found != known and not ignis_flag(recall._flag) and not self._closing:
                             inside = gate.try_go_in()
                             if inside:
@@ -898,78 +900,99 @@ cdef class Log:
 
     def peek(self, uint32_t number, uint16_t shard, runs, *, limit=-1) -> list:
         """What exists of these pointers, claimed or not, in pieces: (first pointer, records, expires_at_ms). A record that does
-        not match its checksum is None.
+        not match its checksum is None. Of a batch whose records lie in several runs the index is read once.
 
         Args:
             runs: (first, behind the last) each, ascending.
             limit: most records; below 0 = all.
         """
         cdef list pieces = []
-        self._look(pieces, number, shard, runs, limit, True)
+        self._look(pieces, number, shard, runs, limit, -1, True)
         return [(pointers.start, records, expires) for _, pointers, records, expires in pieces]
+
+    def peek_within(self, uint32_t number, uint16_t shard, runs, max_bytes, *, limit=-1) -> tuple:
+        """`peek` up to where the records have so many bytes, or little more; one comes in any case. Returns the pieces, and whether
+        some may have been left out."""
+        cdef list pieces = []
+        cdef bint cut = self._look(pieces, number, shard, runs, limit, max(max_bytes, 0), True)
+        return [(pointers.start, records, expires) for _, pointers, records, expires in pieces], cut
 
     def living(self, uint32_t number, uint16_t shard, runs, *, limit=-1) -> list:
         """`peek` without reading: (first pointer, last pointer, expires_at_ms, first pointer of the batch)."""
         cdef list pieces = []
-        self._look(pieces, number, shard, runs, limit, False)
+        self._look(pieces, number, shard, runs, limit, -1, False)
         return pieces
 
-    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, bint reading) except -1:
+    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, object max_bytes,
+                   bint reading) except -1:
         cdef ign_slice slices[SLICES]
+        cdef Reading opened
         cdef uint32_t count, i
         cdef uint64_t first, last
-        cdef int64_t left = limit, there
+        cdef int64_t left = limit, bytes_left = max_bytes
         cdef int rc
-        for start, stop in runs:
-            first = clipped(start, 1)
-            last = clipped(stop, 1) - 1
-            while first <= last and left != 0:
-                self._enter()
-                count = 0
-                with nogil:
-                    rc = ign_store_peek(self._store, number, shard, first, last, slices, SLICES, &count)
-                self._checked(rc)
-                for i in range(count):
-                    there = slices[i].stop - slices[i].begin
-                    if 0 <= left < there:
-                        slices[i].stop = slices[i].begin + <uint32_t>left
-                        there = left
-                    if left >= 0:
-                        left -= there
-                    if reading:
-                        self._read(pieces, number, &slices[i], 0)
-                    else:
-                        pieces.append((slices[i].first + slices[i].begin, slices[i].first + slices[i].stop - 1,
-                                       slices[i].expires_at_ms, slices[i].first))
-                    if left == 0:
-                        return 0
-                if count < SLICES:
-                    break
-                first = slices[count - 1].first + slices[count - 1].stop
-            if left == 0:
-                return 0
-        return 0
+        reading_begin(&opened)
+        try:
+            for start, stop in runs:
+                first = clipped(start, 1)
+                last = clipped(stop, 1) - 1
+                while first <= last and left != 0:
+                    self._enter()
+                    count = 0
+                    with nogil:
+                        rc = ign_store_peek(self._store, number, shard, first, last, slices, SLICES, &count)
+                    self._checked(rc)
+                    for i in range(count):
+                        first = slices[i].first + slices[i].stop
+                        if 0 <= left < <int64_t>(slices[i].stop - slices[i].begin):
+                            slices[i].stop = slices[i].begin + <uint32_t>left
+                        if left >= 0:
+                            left -= slices[i].stop - slices[i].begin
+                        if not reading:
+                            pieces.append((slices[i].first + slices[i].begin, slices[i].first + slices[i].stop - 1,
+                                           slices[i].expires_at_ms, slices[i].first))
+                        elif self._read_within(pieces, number, &slices[i], max_bytes, &bytes_left, &opened):
+                            return 1
+                        if left == 0:
+                            return 0
+                    if count < SLICES:
+                        break
+            return 0
+        finally:
+            reading_end(&opened)
 
-    cdef int _read(self, list pieces, uint32_t number, ign_slice *at, int tries) except -1:
+    cdef int _read_within(self, list pieces, uint32_t number, ign_slice *at, object max_bytes, int64_t *left,
+                          Reading *reading) except -1:
+        """`_read` of as much as is left of ``max_bytes``; True: that was all that there is room for."""
+        cdef uint32_t stop = at.stop
+        if max_bytes < 0:
+            self._read(pieces, number, at, 0, reading)
+            return 0
+        self._enter()
+        with nogil:
+            reading_fit(self._store, at, <uint64_t>left[0], reading)
+        self._leave()
+        stop -= at.stop
+        left[0] -= self._read(pieces, number, at, 0, reading)
+        return stop != 0 or left[0] <= 0
+
+    cdef int64_t _read(self, list pieces, uint32_t number, ign_slice *at, int tries, Reading *reading) except -1:
         """Adds (shard, pointers, records, expires_at_ms) for what a slice names. Where it was moved meanwhile it is looked up
-        again."""
+        again. Returns the bytes of the records. ``reading`` may have the batch open."""
         cdef ign_slice slices[SLICES]
-        cdef Reading reading
         cdef uint32_t count = 0, i
         cdef uint64_t first = at.first + at.begin, last = at.first + at.stop - 1
+        cdef int64_t bytes = 0
         cdef int rc
-        reading_begin(&reading)
-        try:
-            self._enter()
-            with nogil:
-                rc = reading_run(self._store, number, at, &reading)
-            if rc != IGN_E_STALE:
-                self._check(rc)
-                pieces.append(piece_read(at, &reading))
-                return 0
-            self._leave()
-        finally:
-            reading_end(&reading)
+        self._enter()
+        with nogil:
+            rc = reading_run(self._store, number, at, reading)
+        if rc != IGN_E_STALE:
+            self._check(rc)
+            pieces.append(piece_read(at, reading))
+            return <int64_t>reading_bytes(reading, at.stop - at.begin)
+        self._leave()
+        reading_end(reading)
         if tries == MOST_MOVES:
             raise log_error(IGN_E_BUSY, 0, self)
         self._enter()
@@ -977,12 +1000,12 @@ cdef class Log:
             rc = ign_store_peek(self._store, number, at.shard, first, last, slices, SLICES, &count)
         self._checked(rc)
         for i in range(count):
-            self._read(pieces, number, &slices[i], tries + 1)
+            bytes += self._read(pieces, number, &slices[i], tries + 1, reading)
         if count == SLICES:
             slices[0] = slices[SLICES - 1]
             at.begin = <uint32_t>(slices[0].first + slices[0].stop - at.first)
-            self._read(pieces, number, at, tries)
-        return 0
+            bytes += self._read(pieces, number, at, tries, reading)
+        return bytes
 
     def batches(self, uint32_t number, uint16_t shard, uint64_t first, uint64_t last) -> list:
         """The whole batches in which pointers first..last exist, for `segment_columns`: (data, first pointer of the batch, last
@@ -1037,6 +1060,8 @@ cdef class Log:
         cdef bint due = False
         cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns(), late = 0
         cdef uint32_t known = <uint32_t>seen, found = 0
+        cdef Moving moving
+        moving.pause_ns = moving.again_ns = 0
         self._enter()
         try:
             while True:
@@ -1045,10 +1070,10 @@ cdef class Log:
                     left = SLICE_NS
                 with nogil:
                     if began_ms != 0 and left != 0:
-                        left = until_due(self._store, number, ms, began_ms, left, &due)
+                        left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                     found = ign_store_await(self._store, number, known, left, spin)
                     if due and found == known:
-                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &late)
+                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &late)
                     now = ign_now_ns()
                 spin = 0
                 if found != known or now >= deadline or self._closing:

@@ -20,6 +20,8 @@ __all__ = ["LATER_SUFFIX", "MOVE_LIMIT", "Delayed", "KeepsLater", "MovedDue", "l
 
 LATER_SUFFIX = "@LATER"
 """Behind a magazine's name: its later one. No queue's name can end so."""
+_PIECE = 32
+"""Records that are read at a time where nothing else bounds how large they are."""
 MOVE_LIMIT = 8_192
 """So many messages one transaction moves at most."""
 
@@ -101,6 +103,25 @@ class KeepsLater:
     ) -> list[Delayed]:
         """What waits for its time, by (due time, shard, pointer), beginning behind ``after``: to browse."""
         return []
+
+    def list_later_within(
+        self, magazine: str, *, after: tuple[int, int, int] | None, limit: int, max_bytes: int
+    ) -> tuple[list[Delayed], bool]:
+        """`list_later` up to where the records have so many bytes; one comes in any case. And whether it stopped there."""
+        rows: list[Delayed] = []
+        left = max_bytes
+        while len(rows) < limit:
+            most = min(_PIECE, limit - len(rows))
+            found = self.list_later(magazine, after=after, limit=most)
+            for one in found:
+                left -= len(one.record or b"")
+                if left < 0 and rows:
+                    return rows, True
+                rows.append(one)
+            if len(found) < most:
+                break
+            after = found[-1][:3]
+        return rows, False
 
     def run_now(self, magazine: str, pointers: Pointers) -> int:
         """Moves these records of the later magazine to the main one though they are not due; returns how many were there."""

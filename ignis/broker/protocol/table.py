@@ -52,7 +52,7 @@ from ignis.broker.protocol.payloads import (
 from ignis.errors import BadRequestError
 from ignis.storage.base import QueueRecord
 
-__all__ = ["BULKY", "FINISHING", "LARGE", "TABLE", "WHOLE", "WORDS", "About", "Row", "Size"]
+__all__ = ["BULKY", "FINISHING", "LARGE", "LOOKS", "TABLE", "WHOLE", "WORDS", "About", "Row", "Size"]
 
 T = TypeVar("T")
 Names = Callable[[bytes], tuple[str, ...]]
@@ -101,6 +101,7 @@ class Row(NamedTuple):
         repeats: doing it twice is as good as once, so that it may be sent again when a connection was lost.
         finishes: it ends work that was begun: a broker that is shutting down still answers it.
         bulky: its answer may be large: few of them at a time per connection.
+        looks: it reads what may be much, for somebody who looks: in threads of its own, so that nobody else waits for it.
     """
 
     about: About
@@ -112,6 +113,7 @@ class Row(NamedTuple):
     finishes: bool = False
     size: Size = Size.HEAD
     bulky: bool = False
+    looks: bool = False
 
 
 class _Pair(msgspec.Struct, array_like=True):
@@ -230,12 +232,12 @@ TABLE: dict[int, Row] = {
     Command.WAKE: _queue("work", repeats=True),
     Command.QUEUE_REPLACE: _queue("work manage", QueueReplace, QueueRecord, _head(_Records, _replaced)),
 
-    Command.PEEK: _queue("work look", AnyNamed, tuple[_Rows, bool], _ANY, repeats=True, size=_BULK, bulky=True),
-    Command.SCAN: _queue("work look", Scan, tuple[_Rows, bool], _ANY, repeats=True, bulky=True),
-    Command.LIST_LATER: _queue("work look", ListLater, tuple[_Delayed, bool], repeats=True, bulky=True),
+    Command.PEEK: _queue("work look", AnyNamed, tuple[_Rows, bool], _ANY, repeats=True, size=_BULK, bulky=True, looks=True),
+    Command.SCAN: _queue("work look", Scan, tuple[_Rows, bool], _ANY, repeats=True, bulky=True, looks=True),
+    Command.LIST_LATER: _queue("work look", ListLater, tuple[_Delayed, bool], repeats=True, bulky=True, looks=True),
     Command.DELAYED: _queue("work look", Named, tuple[int, int | None], repeats=True),
     Command.METADATA: _queue("work look", AnyNamed, list[list[int]], _ANY, repeats=True),
-    Command.OLDEST: _queue("work look", Named, int | None, repeats=True),
+    Command.OLDEST: _queue("work look", Named, int | None, repeats=True, looks=True),
     Command.NAMES: _list("work look", None, list[str]),
     Command.QUEUE_LIST: _list("work look", QueueList, list[QueueRecord]),
     Command.LIST_QUEUES: _list("look", QueueList, Any),
@@ -261,7 +263,7 @@ TABLE: dict[int, Row] = {
 
     Command.ARRAY_ENQUEUE: _array("arrays", int, size=_WHOLE),
     Command.ARRAY_DEQUEUE: _array("arrays", Any, bulky=True),
-    Command.ARRAY_PEEK: _array("arrays look", Any, repeats=True, bulky=True),
+    Command.ARRAY_PEEK: _array("arrays look", Any, repeats=True, bulky=True, looks=True),
     Command.ARRAY_SIZE: _array("arrays look", int, repeats=True),
 
     Command.CLUSTER_STATUS: _broker(Any),
@@ -275,3 +277,4 @@ LARGE = frozenset(number for number, row in TABLE.items() if row.size is not Siz
 """What may be of any size."""
 WHOLE = frozenset(number for number, row in TABLE.items() if row.size is Size.WHOLE)
 BULKY = frozenset(number for number, row in TABLE.items() if row.bulky)
+LOOKS = frozenset(number for number, row in TABLE.items() if row.looks)

@@ -19,9 +19,11 @@ from ignis.magazine import queue_of
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, Fence, Owner
 
-__all__ = ["RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "value"]
+__all__ = ["MOST_ROWS", "RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "value"]
 
 RESULT = int(Command.RESULT)
+MOST_ROWS = 10_000
+"""Messages that one request is shown at most; it asks again for more."""
 
 
 class Reply(NamedTuple):

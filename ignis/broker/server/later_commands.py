@@ -17,7 +17,7 @@ from ignis.broker.protocol.later_payloads import (
     unpack_dues,
 )
 from ignis.broker.protocol.payloads import Named
-from ignis.broker.server.calls import RESULT, Asked, Call, Reply, kept_ttl_s, value
+from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.broker.server.peer import Peer
 from ignis.errors import BadRequestError, ConfigError
 from ignis.magazine import route_with_dues
@@ -25,13 +25,11 @@ from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import Transfer
 from ignis.storage.checks import MAX_TTL_S, check_queue
-from ignis.storage.later import MOVE_LIMIT, Delayed
+from ignis.storage.later import MOVE_LIMIT
 
 __all__ = ["LATER_CALLS"]
 
 _MOST_TTL_MS = MAX_TTL_S * 1000
-_PIECE = 32
-"""Records that are read at a time for a list: an answer has room for so many large ones, and no more are held."""
 _ROW_BYTES = 64
 """What a row takes beside its record, and more than that."""
 
@@ -102,22 +100,13 @@ def _move_due(asked: Asked) -> Reply:
 
 
 def _list_later(asked: Asked) -> Reply:
-    """(rows, whether some were left out because the answer would have been too large)."""
+    """(rows, whether some were left out because there is a bound on the answer, and on what is read for it)."""
     head, _ = unpack(asked.payload, ListLater)
-    magazines, after, left = asked.app.store.magazines, head.after, asked.bound
-    rows: list[Delayed] = []
-    while len(rows) < head.limit:
-        most = min(_PIECE, head.limit - len(rows))
-        found = magazines.list_later(head.magazine, after=after, limit=most)
-        for one in found:
-            left -= len(one.record or b"") + _ROW_BYTES
-            if left < 0 and rows:
-                return value((rows, True))
-            rows.append(one)
-        if len(found) < most:
-            break
-        after = found[-1][:3]
-    return value((rows, False))
+    limit = min(head.limit, MOST_ROWS, max(1, asked.bound // (2 * _ROW_BYTES)))
+    rows, cut = asked.app.store.magazines.list_later_within(
+        head.magazine, after=head.after, limit=limit, max_bytes=max(0, asked.bound - limit * _ROW_BYTES)
+    )
+    return value((rows, cut or len(rows) == limit < head.limit))
 
 
 def _run_now(asked: Asked) -> Reply:

@@ -11,13 +11,13 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import AnyNamed
-from ignis.broker.protocol.table import BULKY
+from ignis.broker.protocol.table import BULKY, LOOKS
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.calls import Asked, Reply
 from ignis.broker.server.claim_commands import try_fire
 from ignis.broker.server.command_table import CALLS
-from ignis.errors import BadRequestError
+from ignis.errors import BadRequestError, ClosedError
 from ignis.native.wire import count_runs, unpack_runs
 
 __all__ = ["RequestQueue"]
@@ -28,6 +28,8 @@ _MOST_BULKY = 4
 _MOST_RUNS = 64
 """Of a DELETE that shares the transaction of a turn."""
 _AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
+_MOST_LOOKS = 2
+"""Requests of one connection that read what may be much, at a time. They take turns with those of others."""
 _CROWDED_BYTES = 65_536
 """Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"
@@ -47,6 +49,7 @@ class RequestQueue:
         """Bytes of requests that wait for the store or are at it."""
         self._running = 0
         self._bulky = 0
+        self._looks = 0
 
     @property
     def waiting(self) -> bool:
@@ -122,12 +125,16 @@ class RequestQueue:
             bulky = self._waiting[0].command in BULKY
             if bulky and self._bulky >= (1 if unread.crowded else _MOST_BULKY):
                 return
+            looks = self._waiting[0].command in LOOKS
+            if looks and self._looks >= _MOST_LOOKS:
+                return
             request = self._waiting.popleft()
             self._running += 1
             self._bulky += bulky
+            self._looks += looks
             room = unread.begin() if bulky else 0
             self._count_call(1)
-            self._threads.call(self._call, self._called, (request, room))
+            self._threads.call(self._call, self._called, (request, room), looks=looks)
 
     def _count_call(self, by: int) -> None:
         """What a call has claimed for a connection that is gone meanwhile goes back through its application."""
@@ -149,6 +156,8 @@ class RequestQueue:
         application = session.application
         assert application is not None
         try:
+            if session.closed and request.command in LOOKS:
+                raise ClosedError("the connection is gone")  # nobody reads the answer
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
@@ -162,6 +171,7 @@ class RequestQueue:
         self._running -= 1
         self._count_call(-1)
         self._bulky -= request.command in BULKY
+        self._looks -= request.command in LOOKS
         self._count(-len(request.payload))
         if self._bytes <= self._allowed_bytes() // 2:
             session.resume(_REASON)

@@ -23,7 +23,7 @@ from ignis.broker.protocol.payloads import (
     Scan,
     TransferRequest,
 )
-from ignis.broker.server.calls import RESULT, Asked, Call, Reply, kept_ttl_s, value
+from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.errors import (
     BadRequestError,
     ConfigError,
@@ -133,11 +133,10 @@ def _peek(asked: Asked) -> Reply:
 
 def _scan(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Scan)
-    rows = asked.app.store.magazines.scan(
-        head.magazine, after=head.after, limit=min(head.limit, 100_000), pending_only=head.pending_only
-    )
+    limit = min(head.limit, MOST_ROWS)
+    rows = asked.app.store.magazines.scan(head.magazine, after=head.after, limit=limit, pending_only=head.pending_only)
     fitting, cut = _fitting(rows, asked.bound)
-    return value((fitting, cut or (len(rows) == 100_000 and head.limit > 100_000)))
+    return value((fitting, cut or len(rows) == limit < head.limit))
 
 
 def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:

@@ -19,6 +19,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _FLUSH_THREADS = 2
+_LOOK_THREADS = 2
 _AUTH_THREADS = 2
 
 
@@ -34,6 +35,8 @@ class BrokerThreads:
         self._loop = loop
         self._under_way = 0
         self._store = ThreadPool(count, "ignis-broker-store")
+        # Apart, because reading much takes its time: who looks must not hold up who publishes or consumes.
+        self._look = ThreadPool(_LOOK_THREADS, "ignis-broker-look")
         self._flush = ThreadPool(_FLUSH_THREADS, "ignis-broker-flush")
         self._auth = ThreadPool(_AUTH_THREADS, "ignis-broker-auth")
         # Apart, because a password check is made to be slow: strangers must hold up neither the store's threads nor tokens.
@@ -50,10 +53,12 @@ class BrokerThreads:
         done: Callable[[R], None],
         argument: A,
         failed: Callable[[BaseException], None] | None = None,
+        *,
+        looks: bool = False,
     ) -> None:
         """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
-        ``failed(exception)``."""
-        self._submit(self._store, work, done, argument, failed)
+        ``failed(exception)``; with ``looks`` in one of those that do nothing else but read."""
+        self._submit(self._look if looks else self._store, work, done, argument, failed)
 
     def flush_call(
         self, work: Callable[[None], R], done: Callable[[R], None], failed: Callable[[BaseException], None]
@@ -74,7 +79,7 @@ class BrokerThreads:
 
     def close(self, timeout_s: float) -> bool:
         """Ends the threads; False when some are still at work after the timeout of each kind. In any thread."""
-        kinds = (self._store, self._flush, self._auth, self._passwords)
+        kinds = (self._store, self._look, self._flush, self._auth, self._passwords)
         return not [one for one in kinds if not one.close(timeout_s)]
 
     def _submit(

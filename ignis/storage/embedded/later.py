@@ -21,12 +21,16 @@ from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
 from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.runs import runs_of
 
 __all__ = ["EmbeddedLater"]
 
 _T = TypeVar("_T")
 _KEEP_TTL = -1.0
 _FIRST = (0, 0, 0)
+_AT_ONCE = 4_096
+"""Messages that are read together for a list."""
+_Place = tuple[int, int, int]
 _LIVING, _EXPIRED = 5, 7
 """Of `Log.shards`."""
 
@@ -119,7 +123,15 @@ class EmbeddedLater(KeepsLater):
         self, magazine: str, *, after: tuple[int, int, int] | None = None, limit: int = 100
     ) -> list[Delayed]:
         self._catalogue.find(magazine)
-        return self._on_later(magazine, lambda later: _list(later, after, limit), [])
+        return self._on_later(magazine, lambda later: _list(later, after, limit, None)[0], [])
+
+    @guarded
+    def list_later_within(
+        self, magazine: str, *, after: tuple[int, int, int] | None, limit: int, max_bytes: int
+    ) -> tuple[list[Delayed], bool]:
+        self._catalogue.find(magazine)
+        nothing: tuple[list[Delayed], bool] = ([], False)
+        return self._on_later(magazine, lambda later: _list(later, after, limit, max_bytes), nothing)
 
     @guarded
     def run_now(self, magazine: str, pointers: Pointers) -> int:
@@ -191,18 +203,63 @@ def _next_due(main: Magazine) -> int | None:
     return due_ms
 
 
-def _list(later: Magazine, after: tuple[int, int, int] | None, limit: int) -> list[Delayed]:
+def _list(
+    later: Magazine, after: tuple[int, int, int] | None, limit: int, max_bytes: int | None
+) -> tuple[list[Delayed], bool]:
+    """What waits behind ``after``, and whether it ended because the records have so many bytes."""
     found: list[Delayed] = []
-    begin = _FIRST if after is None else after
-    while len(found) < limit:
-        runs = native.list_later(later.log, later.number, begin, limit - len(found))
-        if not runs:
-            break
-        for due_ms, shard, first, last in runs:
-            stop = min(last, first + limit - len(found) - 1) + 1
-            if stop <= first:
+    halved = False
+    places = _places(later, _FIRST if after is None else after, limit)
+    while places:
+        records = _records(later, places, max_bytes)
+        if records is None and len(places) == 1 and found:
+            return found, True
+        if records is None and len(places) > 1:
+            places = places[: len(places) // 2]
+            halved = True
+            continue
+        if records is None:
+            records = _records(later, places, None) or {}
+        found += (Delayed(*place, records[place[1:]]) for place in places if place[1:] in records)
+        if max_bytes is not None:
+            max_bytes -= sum(len(record or b"") for record in records.values())
+            if halved or max_bytes <= 0:
+                return found, True
+        places = _places(later, places[-1], limit - len(found))
+    return found, False
+
+
+def _places(later: Magazine, after: _Place, limit: int) -> list[_Place]:
+    """The next ones (due time, shard, pointer), at most so many."""
+    places: list[_Place] = []
+    most = min(limit, _AT_ONCE)
+    if most > 0:
+        for due_ms, shard, first, last in native.list_later(later.log, later.number, after, most):
+            stop = min(last + 1, first + most - len(places))
+            places += ((due_ms, shard, pointer) for pointer in range(first, stop))
+            if len(places) == most:
                 break
-            begin = due_ms, shard, stop - 1
-            for start, records, _ in later.log.peek(later.number, shard, [(first, stop)]):
-                found += (Delayed(due_ms, shard, pointer, one) for pointer, one in enumerate(records, start))
-    return found
+    return places
+
+
+def _records(
+    later: Magazine, places: Sequence[_Place], max_bytes: int | None
+) -> dict[tuple[int, int], bytes | None] | None:
+    """What stands there, by shard and pointer, read in the order in which it lies in the log: neighbours in time are strewn over
+    batches, and each of these is opened once. None: it is more than ``max_bytes``."""
+    by_shard: dict[int, list[int]] = {}
+    for _, shard, pointer in places:
+        by_shard.setdefault(shard, []).append(pointer)
+    records: dict[tuple[int, int], bytes | None] = {}
+    for shard, pointers in by_shard.items():
+        runs = runs_of(pointers)
+        if max_bytes is None:
+            pieces = later.log.peek(later.number, shard, runs)
+        else:
+            pieces, cut = later.log.peek_within(later.number, shard, runs, max_bytes)
+            max_bytes -= sum(len(record or b"") for _, some, _ in pieces for record in some)
+            if cut or max_bytes < 0:
+                return None
+        for first, some, _ in pieces:
+            records.update(((shard, pointer), record) for pointer, record in enumerate(some, first))
+    return records

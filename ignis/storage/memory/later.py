@@ -117,6 +117,17 @@ class MemoryLater(KeepsLater):
                 for due_ms, shard, pointer in heapq.nsmallest(limit, there)
             ]
 
+    def list_later_within(
+        self, magazine: str, *, after: tuple[int, int, int] | None, limit: int, max_bytes: int
+    ) -> tuple[list[Delayed], bool]:
+        rows = self.list_later(magazine, after=after, limit=limit)  # they are in memory already, and found in one pass
+        left = max_bytes
+        for index, one in enumerate(rows):
+            left -= len(one.record or b"")
+            if left < 0 and index:
+                return rows[:index], True
+        return rows, False
+
     def run_now(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():
             main = self._get(magazine)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ignis.cli import main
 from ignis.errors import (
     ConfigError,
     DelayNotSupportedError,
+    IgnisError,
     InvalidNameError,
     PermissionDeniedError,
     StoreFullError,
@@ -372,3 +375,47 @@ def test_a_later_magazine_goes_with_its_queue(tmp_path: Path) -> None:
             nobody.ask(later_requests.clock())
         with as_user(broker, "work:mine") as worker:
             assert worker.cancel_later("mine", places(worker.list_later("mine"))) == 2
+
+
+def test_who_looks_does_not_hold_up_the_others(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are made by threads of their own, few of one connection at a time; those of one that is gone are not made at all."""
+    begun, may_end = threading.Semaphore(0), threading.Event()
+    made: list[int] = []
+
+    def slow(self: EmbeddedMagazines, magazine: str, **more: Any) -> Any:
+        made.append(1)
+        begun.release()
+        assert may_end.wait(WAIT_S)
+        return [], False
+
+    monkeypatch.setattr(EmbeddedMagazines, "list_later_within", slow)
+    with broker.client() as other:
+        other.ask(requests.create_queue("jobs", {"shards": 2, "codec": "raw"}))
+        lookers = [broker.client() for _ in range(4)]
+        threads = []
+        try:
+            for looker in lookers:
+                for _ in range(16):
+                    thread = threading.Thread(target=_ask_in_vain, args=(looker,))
+                    thread.start()
+                    threads.append(thread)
+            assert begun.acquire(timeout=WAIT_S)
+            assert begun.acquire(timeout=WAIT_S)
+            other.send("jobs", encode_record(b"now"))
+            assert len(other.consume("jobs", 1, WAIT_S).claims) == 1  # by a thread of the store's
+            for looker in lookers:
+                looker.close()
+            for thread in threads:
+                thread.join(WAIT_S)
+            eventually(lambda: broker.on_loop(lambda: len(broker.broker.sessions)) == 1)
+        finally:
+            may_end.set()
+        other.send_later("jobs", encode_record(b"far"), 3600)
+        monkeypatch.undo()
+        assert len(other.ask(later_requests.listed("jobs", None, 10))[0]) == 1
+        assert len(made) == 2
+
+
+def _ask_in_vain(client: Any) -> None:
+    with suppress(IgnisError):
+        client.ask(later_requests.listed("jobs", None, 10))

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from ignis.errors import StoreFormatError
-from ignis.native import Record
+from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import MagazineStore
 from ignis.storage.embedded import format as stored_format
-from ignis.storage.later import later_of
+from ignis.storage.later import Delayed, later_of
 from tests.contract.support import batch, drain
 
 ROUNDS = 12
+_FAR_MS = 1 << 47
 SHARDS = 3
 
 PROGRAM = """
@@ -168,3 +169,46 @@ def test_what_is_moved_survives_compaction_and_checkpoints(tmp_path: Path) -> No
     assert [one.due_ms for one in found] == [far_ms + n for n in range(400)]
     assert [Record(one.record).body.decode() for one in found if one.record is not None] == kept
     store.close()
+
+
+def test_a_list_reads_a_batch_once(tmp_path: Path) -> None:
+    """Neighbours in time are strewn over large batches: a page reads the index of each once, and not for each row."""
+    count = 20_000
+    dues_ms = [_FAR_MS + number * 7919 % count for number in range(count)]
+    with open_store(f"embedded://{tmp_path}/store") as store:
+        magazines = store.magazines
+        magazines.declare("m", 1)
+        for _ in range(2):
+            batch = PackedBatch.pack([encode_record(b"%d" % number) for number in range(count)])
+            magazines.load_later("m", [(0, batch)], [dues_ms], None)
+        before = _read_bytes()
+        rows, cut = magazines.list_later_within("m", after=None, limit=2_000, max_bytes=1 << 20)
+        read = _read_bytes() - before
+        assert (len(rows), cut) == (2_000, False)
+        assert rows == magazines.list_later("m", limit=2_000)
+        assert [one[:3] for one in rows] == sorted(one[:3] for one in rows)
+    assert read < 8 << 20  # with an index of 160 KB for each row: 300 MB
+
+
+def test_a_list_within_a_bound_goes_on_where_it_ended(tmp_path: Path) -> None:
+    found: list[Delayed] = []
+    with open_store(f"embedded://{tmp_path}/store") as store:
+        magazines = store.magazines
+        magazines.declare("m", 2)
+        for shard in (0, 1):
+            batch = PackedBatch.pack([encode_record(bytes(1 + number * 37 % 900)) for number in range(300)])
+            magazines.load_later("m", [(shard, batch)], [[_FAR_MS + number * 11 % 300 for number in range(300)]], None)
+        whole = magazines.list_later("m", limit=1_000)
+        cut = True
+        while cut:
+            after = found[-1][:3] if found else None
+            rows, cut = magazines.list_later_within("m", after=after, limit=1_000, max_bytes=5_000)
+            assert len(rows) == 1 or sum(len(one.record or b"") for one in rows) <= 5_000
+            found += rows
+    assert found == whole
+    assert len(whole) == 600
+
+
+def _read_bytes() -> int:
+    """What this process has read from files, as the kernel counts it."""
+    return int(Path("/proc/self/io").read_text().split()[1])
