@@ -6,6 +6,7 @@ They run in a thread of the store's; what the connection holds is changed on the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, unpack
@@ -14,9 +15,11 @@ from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, Ren
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
 from ignis.broker.server.subscription import Packed, packed
+from ignis.errors import IgnisError
 from ignis.native.wire import ClaimsFrame
+from ignis.storage.write_batch import FiredInto
 
-__all__ = ["CLAIM_CALLS", "lost_runs", "try_fire"]
+__all__ = ["CLAIM_CALLS", "BegunFire", "finish_fire", "lost_runs", "try_fire"]
 
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
@@ -42,7 +45,15 @@ def _fire(asked: Asked) -> Reply:
     return _fired(head, packed(claims, result))
 
 
-def try_fire(asked: Asked) -> Reply | None:
+class BegunFire(NamedTuple):
+    """A FIRE of which the event loop has claimed a part: what is left needs a thread."""
+
+    head: Fire
+    claims: ClaimsFrame
+    found: FiredInto
+
+
+def try_fire(asked: Asked) -> Reply | BegunFire | None:
     """`FIRE` by the event loop; None, and nothing was done, where it would have to wait, or where the claim is a large one."""
     head, _ = unpack(asked.payload, Fire)
     if head.shards is not None or head.limit > _MOST_AT_ONCE:
@@ -50,9 +61,30 @@ def try_fire(asked: Asked) -> Reply | None:
     claims = ClaimsFrame()
     owner, max_bytes = owner_for(head.owner, asked.owner), min(head.max_bytes, asked.bound, _MOST_BYTES_AT_ONCE)
     result = asked.app.store.magazines.try_fire_into(claims, head.magazine, head.limit, owner, max_bytes)
-    if result is None or (result.more and not claims.messages):
+    if result is None:
         return None
+    if result.more and claims.messages < head.limit and claims.nbytes < min(head.max_bytes, asked.bound):
+        return BegunFire(head, claims, result)  # large records, or many that had expired
     return _fired(head, packed(claims, result))
+
+
+def finish_fire(asked: Asked, begun: BegunFire) -> Reply:
+    """The rest of it, in a thread. What is claimed already is delivered whatever happens."""
+    head, claims, found = begun
+    try:
+        rest = asked.app.store.magazines.fire_into(
+            claims,
+            head.magazine,
+            head.limit - claims.messages,
+            owner_for(head.owner, asked.owner),
+            max_bytes=min(head.max_bytes, asked.bound) - claims.nbytes,
+        )
+    except IgnisError:
+        if not claims.messages:
+            raise
+        return _fired(head, packed(claims, found))
+    both = FiredInto({**found.holes, **rest.holes}, found.expired + rest.expired, rest.more)
+    return _fired(head, packed(claims, both))
 
 
 def _fired(head: Fire, found: Packed) -> Reply:

@@ -15,7 +15,7 @@ from ignis.broker.protocol.table import BULKY, LOOKS
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.calls import Asked, Reply
-from ignis.broker.server.claim_commands import try_fire
+from ignis.broker.server.claim_commands import BegunFire, finish_fire, try_fire
 from ignis.broker.server.command_table import CALLS
 from ignis.errors import BadRequestError, ClosedError
 from ignis.native.wire import count_runs, unpack_runs
@@ -79,18 +79,38 @@ class RequestQueue:
         if session.over_outbound():
             return False
         room, reply = unread.begin(), None
+        asked = Asked(application, session.principal, session.owner, request.payload, room)
         try:
-            reply = try_fire(Asked(application, session.principal, session.owner, request.payload, room))
+            reply = try_fire(asked)
         except Exception as exc:
             session.refuse(request.request_id, exc)
             return True
         finally:
-            unread.made(room, 0 if reply is None else reply.nbytes)
+            if not isinstance(reply, BegunFire):
+                unread.made(room, 0 if reply is None else reply.nbytes)
         if reply is None:
             return False
+        if isinstance(reply, BegunFire):
+            self._finish(request, asked, reply)
+            return True
         self._answer(request.request_id, reply)
         session.flush()
         return True
+
+    def _finish(self, request: Request, asked: Asked, begun: BegunFire) -> None:
+        """What the event loop began is ended by a thread."""
+
+        def call(request: Request) -> tuple[Request, int, Reply | BaseException]:
+            try:
+                return request, asked.bound, finish_fire(asked, begun)
+            except Exception as exc:
+                return request, asked.bound, exc
+
+        self._count(len(request.payload))
+        self._running += 1
+        self._bulky += request.command in BULKY
+        self._count_call(1)
+        self._threads.call(call, self._called, request)
 
     def _delete(self, application: Application, request: Request) -> bool:
         """`DELETE` with what others write in this turn."""
