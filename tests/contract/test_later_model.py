@@ -356,5 +356,7 @@ def check(machine: type[DueMachine], examples: int, *phases: Phase, always_the_s
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: str(one.__name__))
 def test_the_model_sees(mistake: Mistake) -> None:
     machine = type("Mistaken", (DueMachine,), {"plant": staticmethod(mistake)})
+    # What a round draws depends on what ran in this process before; one that happens to miss is followed by others.
     with pytest.raises(AssertionError):
-        check(machine, 1_000, always_the_same=True)
+        for number in range(5):
+            check(machine, 1_000, always_the_same=number == 0)

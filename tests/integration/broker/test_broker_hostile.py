@@ -364,6 +364,7 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
             with contextlib.suppress(OSError):
                 for number in range(20):
                     wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+        eventually(lambda: broker.on_loop(lambda: any(one.outbound_bytes for one in broker.broker.sessions)))
         most = 0
         for _ in range(100):
             most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
