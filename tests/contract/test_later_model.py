@@ -357,6 +357,12 @@ def check(machine: type[DueMachine], examples: int, *phases: Phase, always_the_s
 def test_the_model_sees(mistake: Mistake) -> None:
     machine = type("Mistaken", (DueMachine,), {"plant": staticmethod(mistake)})
     # What a round draws depends on what ran in this process before; one that happens to miss is followed by others.
-    with pytest.raises(AssertionError):
-        for number in range(5):
-            check(machine, 1_000, always_the_same=number == 0)
+    assert any(caught(machine, always_the_same=number == 0) for number in range(5))
+
+
+def caught(machine: type[DueMachine], *, always_the_same: bool) -> bool:
+    try:
+        check(machine, 1_000, always_the_same=always_the_same)
+    except AssertionError:
+        return True
+    return False

@@ -364,13 +364,13 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
             with contextlib.suppress(OSError):
                 for number in range(20):
                     wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
-        eventually(lambda: broker.on_loop(lambda: any(one.outbound_bytes for one in broker.broker.sessions)))
         most = 0
         for _ in range(100):
             most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
             assert client.ask(store_requests.scan("q", {}, 100, False))[0]
-        # Above twice the limit next to nothing is added; one answer of each store thread is on its way.
-        assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
+        # Above twice the limit next to nothing is added; one answer of each thread that looks is on its way. Nothing need be
+        # left unread: two threads make the answers, small ones while much is on its way, and sockets take those.
+        assert most < 2 * (4 << 20) + 2 * (4 << 20)
         for wire in greedy:
             wire.close()
         eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.crowded))
