@@ -24,7 +24,7 @@
 
 /* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
  * has. */
-enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024 };
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -380,7 +380,9 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         rc = rebuild(store, newest, sealed, made, true, false); /* what was kept ahead is given back for it */
     if (rc == IGN_E_NO_ROOM)
         rc = rebuild(store, newest, sealed, made, true, true);
-    /* Who was away for long looks at a directory of which others have removed what they do not need. */
+    /* Who was away for long looks at a directory of which others have removed what they do not need: it may be one that a later look finds whole. */
+    for (int again = 0; rc == IGN_E_LOST && again < LOOKS; again++)
+        rc = rebuild(store, newest, sealed, made, false, false);
     uint64_t now = 0;
     if (rc == IGN_E_LOST && store->io->list(store->io, look_for_newer, &now) == 0 && now != newest)
         rc = IGN_E_STALE;
