@@ -104,9 +104,8 @@ class Later:
 
     def __iter__(self) -> Iterator[DelayedMessage]:
         """All of them, the next one first, read in pieces of 1,000; what is put there meanwhile may be among them."""
-        after = None
+        after, ahead_s = None, self._ahead_s()  # once: two looks at the clocks differ, and due times would go back
         while piece := self._magazines.list_later(self._name, after=after, limit=_PAGE):
-            ahead_s = self._ahead_s()
             for one in piece:
                 yield _shown(one, ahead_s)
             after = piece[-1][:3]

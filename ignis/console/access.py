@@ -60,6 +60,11 @@ class Visitor:
         """The user's; ``anyone`` where there is no users file, and empty for nobody."""
         return self.principal.name
 
+    @property
+    def known(self) -> bool:
+        """Whether it has a name: by a token, or by a session of a user."""
+        return self.via in ("token", "session")
+
     def require(self, needs: str, queue: str | None) -> None:
         """Raises UnauthenticatedError for nobody, PermissionDeniedError for somebody who may not."""
         if needs == NONE:

@@ -155,6 +155,7 @@ class Console:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: self._not_served},
         )
+        starlette.router.redirect_slashes = False  # nowhere but here, whatever the Host
         self._app: ASGIApp = starlette
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,8 +223,9 @@ class Console:
         asked = _asked(request)
         call: Call | None = None
         try:
-            visitor = await self._in_thread(partial(self._admitted, row, asked, request.path_params.get("queue")))
+            visitor = await self._in_thread(partial(self._visitor, row, asked))
             call = Call(self.services, visitor, asked, request.path_params)
+            await self._in_thread(partial(self._admit, row, call))
             call.query, call.body = _query(row, request), await self._body(row, request)
             answer = await self._answered(row, call, request)
             response = self._response(answer, asked)
@@ -233,22 +235,26 @@ class Console:
             if not isinstance(exc, IgnisError):
                 self._said.error("%s %s failed", row.method, row.path, about=row.path, exc_info=exc)
             response = _refusal(exc)
-        if row.mutating and call is not None:
+        if row.mutating and call is not None and (row.asks_first or call.admitted or call.visitor.known):
             await self._in_thread(partial(self._audit, row, call, request.url.path, response.status_code))
         return response
 
-    def _admitted(self, row: ApiRoute, asked: Asked, queue: str | None) -> Visitor:
-        """Who asks. Raises what refuses them: this is all that stands between a request and its handler."""
+    def _visitor(self, row: ApiRoute, asked: Asked) -> Visitor:
+        """Who asks. Raises what refuses a request whoever it is of."""
         access = self.services.access
         access.check_host(asked)
         visitor = access.visitor(asked)
         if row.asks_first:
             access.check_origin(asked, missing=True)
-            return visitor
-        visitor.require(row.needs, queue)
-        if row.mutating:
-            access.check_change(visitor, asked)
         return visitor
+
+    def _admit(self, row: ApiRoute, call: Call) -> None:
+        """Raises what refuses it to its visitor: this and `_visitor` are all that stands between a request and its handler."""
+        if not row.asks_first:
+            call.visitor.require(row.needs, call.path.get("queue"))
+            if row.mutating:
+                self.services.access.check_change(call.visitor, call.asked)
+        call.admitted = True
 
     async def _answered(self, row: ApiRoute, call: Call, request: Request) -> Answer:
         if row.asks_first:

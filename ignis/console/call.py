@@ -63,6 +63,8 @@ class Call:
     query: Any = None
     body: Any = None
     gone: threading.Event = field(default_factory=threading.Event)
+    admitted: bool = False
+    """Whether its visitor may make it."""
     audited: dict[str, Any] = field(default_factory=dict)
     """What the audit log is to say of it, beside what every line has."""
 

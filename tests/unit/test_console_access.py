@@ -318,6 +318,19 @@ def test_each_change_is_in_the_audit_log_without_contents(console: Console, user
     assert stat.S_IMODE(os.stat(log).st_mode) == 0o600
 
 
+def test_a_change_that_is_refused_to_somebody_known_is_in_the_audit_log(console: Console, users: Path) -> None:
+    rita = Someone(console)
+    right = rita.log_in("rita")
+    assert rita.ask("POST", "/queues/jobs/purge", {"confirm": "jobs"}, **right).status_code == 403
+    assert rita.ask("POST", "/queues/jobs/pause", {}, **{**right, "csrf": "of another"}).status_code == 403
+    assert Someone(console).ask("POST", "/queues/jobs/pause", {}).status_code == 401  # nobody's
+    lines = [json.loads(one) for one in users.with_name("audit").read_text().splitlines()]
+    assert [(one["user"], one["path"][9:], one["status"]) for one in lines[1:]] == [
+        ("rita", "/queues/jobs/purge", 403),
+        ("rita", "/queues/jobs/pause", 403),
+    ]
+
+
 def test_without_a_file_the_audit_log_is_a_logger(
     memory_app: Ignis, users: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

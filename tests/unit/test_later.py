@@ -43,6 +43,15 @@ def bodies(queue: Any) -> list[str]:
     return found
 
 
+def test_due_times_of_a_long_list_never_go_back(app: Ignis) -> None:
+    """It is read in pieces, and two looks at the clocks differ."""
+    queue = app.queue("jobs", int, shards=1)
+    queue.publish_many(range(2_500), delay="1h")
+    dues = [one.due for one in queue.later]
+    assert len(dues) == 2_500
+    assert len(set(dues)) == 1
+
+
 def test_a_delayed_message_comes_when_its_time_is_here(app: Ignis) -> None:
     queue = app.queue("jobs", str)
     published = queue.publish("later", key="k", delay=0.2)
