@@ -69,7 +69,8 @@ def try_fire(asked: Asked) -> Reply | BegunFire | None:
 
 
 def finish_fire(asked: Asked, begun: BegunFire) -> Reply:
-    """The rest of it, in a thread. What is claimed already is delivered whatever happens."""
+    """The rest of it, in a thread. What is claimed already is delivered, and what had expired is told, whatever happens: what the
+    store refuses now it says to the next claim."""
     head, claims, found = begun
     try:
         rest = asked.app.store.magazines.fire_into(
@@ -80,7 +81,7 @@ def finish_fire(asked: Asked, begun: BegunFire) -> Reply:
             max_bytes=min(head.max_bytes, asked.bound) - claims.nbytes,
         )
     except IgnisError:
-        if not claims.messages:
+        if not claims.messages and not found.expired:
             raise
         return _fired(head, packed(claims, found))
     both = FiredInto({**found.holes, **rest.holes}, found.expired + rest.expired, rest.more)
