@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
@@ -90,6 +90,8 @@ class WorkLoop:
         self.progress = Progress()
         """Where it is, and whether it is to give back: see `returning`."""
         self._at_batch: tuple[int, int] | None = None
+        directly = on_start is None and runner.direct is not None
+        self._run_chunk: Callable[[int, Sequence[bytes]], bool] = self._run_directly if directly else self._run_each
         self._batch_size = spec.batch_size
         self._batch_wait_s = spec.batch_wait_s
 
@@ -124,13 +126,9 @@ class WorkLoop:
         if not parts:
             return not stop
         first, records = parts[0]
-        direct = self._runner.direct
-        if direct is not None and self._on_start is None:
-            self._run_directly(direct, first, records)
-            return True
         return self._run_chunk(first, records)
 
-    def _run_chunk(self, first: int, records: Sequence[bytes]) -> bool:
+    def _run_each(self, first: int, records: Sequence[bytes]) -> bool:
         """False when the worker was given up."""
         run, progress, on_start = self._runner.run, self.progress, self._on_start
         clock = time.monotonic
@@ -174,10 +172,10 @@ class WorkLoop:
         self._end_chunk(first, run_start, current, end, began)
         return True
 
-    def _run_directly(
-        self, direct: Callable[..., tuple[int, int, Any, float]], first: int, records: Sequence[bytes]
-    ) -> None:
-        """`_run_chunk` where nothing stands between worker and handler: what is the same for each message is done in C."""
+    def _run_directly(self, first: int, records: Sequence[bytes]) -> bool:
+        """`_run_each` where nothing stands between worker and handler: what is the same for each message is done in C."""
+        direct = self._runner.direct
+        assert direct is not None
         clock, progress, should_return = time.monotonic, self.progress, self._should_return
         began = reported = now = clock()
         at = start = 0
@@ -198,6 +196,7 @@ class WorkLoop:
                 if now - began > self._give_back_s:
                     break
         self._end_chunk(first, first + start, first + at, first + len(records), began)
+        return True
 
     def _end_chunk(self, first: int, start: int, current: int, end: int, began: float) -> None:
         """Reports from ``start`` on; what was not begun is given back."""
