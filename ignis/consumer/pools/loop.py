@@ -9,7 +9,7 @@ from typing import Protocol
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
-from ignis.consumer.runner import Runner
+from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.native import Channel
 from ignis.native.handling import WENT_ON, Progress
@@ -64,7 +64,9 @@ class WorkLoop:
             says it.
         should_stop: true when the loop is to end once its inbox is empty.
         on_start: called with (first request id, count) before a handler call and with (0, 0) after the last one of a
-            chunk; returns False when the worker was given up meanwhile and must say nothing more.
+            chunk; returns False when the worker was given up meanwhile and must say nothing more. Its third argument is how
+            long the call before took, in seconds, and of how many messages it was, None = there was none: whoever watches
+            counts it, or has counted a call that was given up.
         give_back_s: a chunk that takes longer than this was misjudged: the rest is returned.
     """
 
@@ -77,12 +79,13 @@ class WorkLoop:
         *,
         should_return: Callable[[], bool] | None,
         should_stop: Callable[[], bool],
-        on_start: Callable[[int, int], bool] | None,
+        on_start: Callable[[int, int, tuple[float, int] | None], bool] | None,
         give_back_s: float,
     ) -> None:
         self._runner = runner
         self._inbox = inbox
         self._sink = sink
+        self._durations = sink.durations
         self._should_return = should_return
         self._should_stop = should_stop
         self._on_start = on_start
@@ -130,13 +133,14 @@ class WorkLoop:
 
     def _run_each(self, first: int, records: Sequence[bytes]) -> bool:
         """False when the worker was given up."""
-        run, progress, on_start = self._runner.run, self.progress, self._on_start
+        run, progress, on_start = self._runner.run, self.progress, self._on_start or self._count
         clock = time.monotonic
         began = reported = clock()
         look_at = 0.0
         end = first + len(records)
         run_start = current = first
         now = began
+        took: tuple[float, int] | None = None
         for request_id, record in enumerate(records, first):
             current = request_id
             if now >= look_at:
@@ -145,31 +149,38 @@ class WorkLoop:
                 look_at = now + _LOOK_S
             if progress.returning:
                 break
-            if on_start is not None and not on_start(current, 1):
+            if not on_start(current, 1, took):
                 return False
             progress.at_id = current
             outcome = run(record)
+            call_began, now = now, clock()
+            took = (now - call_began, 1) if outcome is None or outcome.reason not in NOT_CALLED else None
+            due = now - reported > _REPORT_S
+            if outcome is None and not due:
+                continue
+            if not on_start(0, 0, took):
+                return False
+            took = None
+            self._report(run_start, current + (outcome is None))
             if outcome is not None:
-                if on_start is not None and not on_start(0, 0):
-                    return False
-                self._report(run_start, current)
-                self._report_one(current, timed(outcome, now))
-                run_start = current + 1
-            now = clock()
-            if now - reported > _REPORT_S:
-                if on_start is not None and not on_start(0, 0):
-                    return False
-                self._report(run_start, current + 1)
-                run_start = current + 1
+                self._report_one(current, timed(outcome, call_began))
+            run_start = current + 1
+            if due:
                 reported = now
                 if now - began > self._give_back_s:
                     current += 1
                     break
         else:
             current = end
-        if on_start is not None and not on_start(0, 0):
+        if not on_start(0, 0, took):
             return False
         self._end_chunk(first, run_start, current, end, began)
+        return True
+
+    def _count(self, first_id: int, count: int, took: tuple[float, int] | None) -> bool:
+        """`on_start` where nobody watches."""
+        if took is not None:
+            self._durations.add(*took)
         return True
 
     def _run_directly(self, first: int, records: Sequence[bytes]) -> bool:
@@ -180,10 +191,13 @@ class WorkLoop:
         began = reported = now = clock()
         at = start = 0
         while at < len(records) and not progress.returning and (should_return is None or not should_return()):
-            at, what, value, call_began = direct(records, at, first, progress, now + _LOOK_S)
+            at, what, value, call_began = direct(records, at, first, progress, now + _LOOK_S, self._durations)
             if what != WENT_ON:
                 outcome = self._runner.judge(what, records[at], value)
                 value = None
+                now = clock()
+                if outcome is None or outcome.reason not in NOT_CALLED:
+                    self._durations.add(now - call_began)
                 if outcome is not None:
                     self._report(first + start, first + at)
                     self._report_one(first + at, timed(outcome, call_began))
@@ -250,11 +264,14 @@ class WorkLoop:
 
     def _run_batch(self, batch: list[tuple[int, bytes]]) -> bool:
         began = time.monotonic()
-        if self._on_start is not None and not self._on_start(batch[0][0], len(batch)):
+        if self._on_start is not None and not self._on_start(batch[0][0], len(batch), None):
             return False
         self._at_batch = (batch[0][0], len(batch))
         outcomes = self._runner.run_batch([record for _, record in batch])
-        if self._on_start is not None and not self._on_start(0, 0):
+        took = time.monotonic() - began, sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
+        if self._on_start is None:
+            self._durations.add(*took)
+        elif not self._on_start(0, 0, took):
             return False
         start = previous = -1
         for (request_id, _), outcome in zip(batch, outcomes, strict=True):
