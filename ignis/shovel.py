@@ -20,6 +20,7 @@ from ignis.last_run import due_in_s
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, STAYS, Message, returned_record
 from ignis.near_names import meant
+from ignis.shovel_picks import is_spent, pick, rows_of
 from ignis.shovel_rounds import Rounds, policy_in, shovel_retry_of
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
@@ -138,7 +139,8 @@ class Shovel:
 
         Args:
             limit: look at no more than this many messages.
-            where: move only messages for which this is true; the others go back to the sideline's tail.
+            where: move only messages for which this is true; the others stay where they are, and nobody claims them. What
+                has an attribute ``spent`` that is true ends the pass.
             rate: move at most so many messages a second, so that the handlers can keep up.
             dry_run: only count the messages that would move; nothing is claimed or changed.
             progress: called with the number of messages looked at since the last call.
@@ -150,7 +152,9 @@ class Shovel:
             self._stop.clear()  # an earlier stop ended the schedule, not passes by hand
         if dry_run:
             return self._count(limit, where, progress)
-        return self._pass(limit, where, rate, progress, None)
+        if where is not None:
+            return self._pick(limit, where, rate, progress)
+        return self._pass(limit, rate, progress, None)
 
     def run_scheduled(self) -> ShovelResult:
         """Makes a pass of the schedule, over messages that have not come back ``max_returns`` times. If there are none, it claims
@@ -162,7 +166,7 @@ class Shovel:
         limit = self._queue().settings.max_returns
         waiting = self._all_waiting(limit)
         if waiting is None:
-            result = self._pass(None, None, None, None, limit)
+            result = self._pass(None, None, None, limit)
             self.returned += result.moved
         else:
             result = ShovelResult(kept=waiting)
@@ -219,13 +223,35 @@ class Shovel:
             seen += 1
         return seen
 
+    def _pick(self, limit: int | None, where: Where, rate: float | None, progress: Progress | None) -> ShovelResult:
+        """A pass by hand over chosen messages: of a large sideline a few may be meant, and the others are to stay in their
+        order."""
+        self._give_back()
+        queue, result = self._queue(), ShovelResult()
+        queue.main.follow_shards()  # as in `_pass`
+        pace = None if rate is None else _Pace(rate, self._stop)
+        size = BATCH if pace is None else pace.batch
+        try:
+            for found in pick(
+                queue.sideline, lambda record: _coming_back(record, where, None), where, queue.main.shards, limit, size
+            ):
+                before = result.moved
+                result.kept += found.looked_at - len(found.moving)
+                if found.moving:
+                    result.kept += len(self._transfer(found.moving, result))
+                if progress is not None:
+                    progress(found.looked_at)
+                if pace is not None:
+                    pace.wait_after(result.moved - before)
+                if self._stop.is_set():
+                    break
+        finally:
+            with self._lock:
+                self.total.add(result)
+        return result
+
     def _pass(
-        self,
-        limit: int | None,
-        where: Where | None,
-        rate: float | None,
-        progress: Progress | None,
-        max_returns: int | None,
+        self, limit: int | None, rate: float | None, progress: Progress | None, max_returns: int | None
     ) -> ShovelResult:
         """Makes a pass. ``max_returns``: the bound of the schedule; None = a pass by hand."""
         self._give_back()
@@ -238,13 +264,11 @@ class Shovel:
         )
         try:
             if workers <= 1:
-                results = [self._work(budget, where, pace, progress, max_returns)]
+                results = [self._work(budget, pace, progress, max_returns)]
             else:
                 with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._name}") as pool:
                     with roomy_stacks():
-                        futures = [
-                            pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
-                        ]
+                        futures = [pool.submit(self._work, budget, pace, progress, max_returns) for _ in range(workers)]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done. Else one of them would claim again what another has put back, instead of
@@ -416,6 +440,8 @@ class Shovel:
     def _count(self, limit: int | None, where: Where | None, progress: Progress | None) -> ShovelResult:
         sideline, result = self._queue().sideline, ShovelResult()
         for _, _, record in itertools.islice(self._pending(), limit):
+            if is_spent(where):
+                break
             wanted = record is not None and _wanted(record, where)
             result.moved += wanted
             result.kept += not wanted
@@ -425,19 +451,11 @@ class Shovel:
         return result
 
     def _pending(self) -> Iterator[tuple[int, int, bytes | None]]:
-        sideline = self._queue().sideline
-        after: dict[int, int] = {}
-        while page := sideline.store.scan(sideline.name, after=after, limit=BATCH, pending_only=True):
+        for page in rows_of(self._queue().sideline, bounded=False):
             yield from page
-            after.update({shard: pointer for shard, pointer, _ in page})
 
     def _work(
-        self,
-        budget: _Budget,
-        where: Where | None,
-        pace: _Pace | None,
-        progress: Progress | None,
-        max_returns: int | None,
+        self, budget: _Budget, pace: _Pace | None, progress: Progress | None, max_returns: int | None
     ) -> ShovelResult:
         queue, result = self._queue(), ShovelResult()
         sideline, owner = queue.sideline, queue.store.owner
@@ -460,7 +478,7 @@ class Shovel:
                 claimed = [(claim.shard, pointer) for claim in fired.claims for pointer in claim.pointers]
                 before = result.moved
                 try:
-                    moved = [self._move(claim, where, result, max_returns) for claim in fired.claims]
+                    moved = [self._move(claim, result, max_returns) for claim in fired.claims]
                 except BaseException:
                     staying += claimed  # those that moved already are not in the sideline any more, and are skipped
                     raise
@@ -496,15 +514,13 @@ class Shovel:
                 "%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc
             )
 
-    def _move(
-        self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
-    ) -> list[tuple[int, int]]:
+    def _move(self, claim: Claim, result: ShovelResult, max_returns: int | None) -> list[tuple[int, int]]:
         """Moves the messages that may come back; returns (shard, pointer) of those that stay."""
         main = self._queue().main
         moving: list[Transfer] = []
         staying: list[tuple[int, int]] = []
         for pointer, record in zip(claim.pointers, claim.records, strict=True):
-            fresh = _coming_back(record, where, max_returns)
+            fresh = _coming_back(record, None, max_returns)
             if fresh is None:
                 staying.append((claim.shard, pointer))
                 result.waiting += max_returns is not None

@@ -32,7 +32,7 @@ from ignis.console.documents import FILES, Document, Strangers, api_document, fi
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases
 from ignis.console.refusals import RefusedError, document_of, status_of
-from ignis.console.requests import JSON, asked_in, body_in, path_in, query_in
+from ignis.console.requests import JSON, body_in, path_in, query_in
 from ignis.console.roles import READ
 from ignis.console.routes import PREFIX, ROUTES, ApiRoute
 from ignis.console.sessions import Sessions
@@ -211,7 +211,7 @@ class Console:
 
     def _misdirected(self, request: Request) -> Response | None:
         try:
-            self.services.access.check_host(asked_in(request))
+            self.services.access.check_host(_asked(request))
         except RefusedError as exc:
             return _refusal(exc)
         return None
@@ -229,14 +229,15 @@ class Console:
 
     async def _endpoint(self, rows: dict[str, ApiRoute], request: Request) -> Response:
         row = rows["GET" if request.method == "HEAD" else request.method]
-        asked = asked_in(request)
+        asked = _asked(request)
         call: Call | None = None
         try:
             visitor = await self._in_thread(partial(self._visitor, row, asked))
             request.scope[_KNOWN] = visitor.via != "nobody"
             call = Call(self.services, visitor, asked, request.path_params)
             await self._in_thread(partial(self._admit, row, call))
-            call.query, call.body = query_in(row, request), await body_in(row, request, self._max_body_bytes)
+            call.query = query_in(row, request.query_params.multi_items())
+            call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes)
             answer = await self._answered(row, call, request)
             response = self._response(answer, asked)
         except ClientDisconnect:
@@ -246,7 +247,7 @@ class Console:
                 self._said.error("%s %s failed", row.method, row.path, about=row.path, exc_info=exc)
             response = _refusal(exc)
         if row.mutating and call is not None and (row.asks_first or call.admitted or call.visitor.known):
-            await self._in_thread(partial(self._audit, row, call, path_in(request), response.status_code))
+            await self._in_thread(partial(self._audit, row, call, path_in(request.scope), response.status_code))
         return response
 
     def _visitor(self, row: ApiRoute, asked: Asked) -> Visitor:
@@ -343,6 +344,16 @@ class Console:
             self.services.audit.write_refused_login(entry)
         else:
             self.services.audit.write(entry)
+
+
+def _asked(request: Request) -> Asked:
+    client = request.client
+    return Asked(
+        request.headers,
+        request.cookies.get(COOKIE, ""),
+        request.url.scheme,
+        None if client is None else (client.host, client.port),
+    )
 
 
 async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Event) -> None:

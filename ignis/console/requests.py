@@ -1,47 +1,34 @@
-"""What a request says, read and checked: who asks, the query, the body. Bounded before it is read."""
+"""What a request says, read and checked: its path, the query, the body. Bounded before it is read."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from starlette.requests import Request
 
-from ignis.console.access import COOKIE, Asked
 from ignis.console.refusals import RefusedError
 from ignis.console.routes import ApiRoute
 from ignis.errors import BadRequestError
 
-__all__ = ["JSON", "asked_in", "body_in", "path_in", "query_in"]
+__all__ = ["JSON", "body_in", "path_in", "query_in"]
 
 JSON = "application/json"
 _MOST_LOGIN_BYTES = 16 << 10
 """Whoever logs in has not said who they are yet."""
 
 
-def asked_in(request: Request) -> Asked:
-    """What says who asks."""
-    client = request.client
-    return Asked(
-        request.headers,
-        request.cookies.get(COOKIE, ""),
-        request.url.scheme,
-        None if client is None else (client.host, client.port),
-    )
-
-
-def path_in(request: Request) -> str:
+def path_in(scope: Mapping[str, Any]) -> str:
     """The path as it was sent, escapes and all: what it stands for could begin a line of its own, or vanish on the way."""
-    raw = request.scope.get("raw_path")
+    raw = scope.get("raw_path")
     if isinstance(raw, bytes):
         return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
-    return quote(request.scope["path"], errors="surrogatepass")
+    return quote(scope["path"], errors="surrogatepass")
 
 
-def query_in(row: ApiRoute, request: Request) -> Any:
+def query_in(row: ApiRoute, given: Sequence[tuple[str, str]]) -> Any:
     """The query, as the route wants it. Raises BadRequestError."""
-    given = request.query_params.multi_items()
     names = [name for name, _ in given]
     if row.query is None:
         return None
@@ -53,18 +40,18 @@ def query_in(row: ApiRoute, request: Request) -> Any:
         raise BadRequestError(str(exc)) from None
 
 
-async def body_in(row: ApiRoute, request: Request, most_bytes: int) -> Any:
+async def body_in(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator[bytes], most_bytes: int) -> Any:
     """What was sent, as the route wants it. One that says it is too large is refused unread. Raises RefusedError,
     BadRequestError."""
     if row.body is None:
         return None
     most = min(most_bytes, _MOST_LOGIN_BYTES) if row.asks_first else most_bytes
-    said = request.headers.get("content-length", "")
+    said = headers.get("content-length", "")
     if said.isascii() and said.isdecimal() and int(said[:20]) > most:
         raise _too_large(most)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     data = bytearray()
-    async for piece in request.stream():
+    async for piece in pieces:
         if piece and kind != JSON:
             raise RefusedError("unsupported_media_type", f"send the body as {JSON}", _ends())
         data += piece
