@@ -43,7 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "app_schedules app_store",
         "app_running",
         "app",
-        "broker progress relay spark supervisor testing",
+        "broker dump progress relay spark supervisor testing",
         "console demo",
         "cli",
         "__main__",
@@ -106,8 +106,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion inspection later pipeline publish queue worker workers",
+        "autoscale broker completion dump inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
+    ),
+    "ignis.dump": (
+        "lines",
+        "writing",
+        "reading",
     ),
     "ignis.console": (
         "audit refusals roles sessions snapshot",
