@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "app_schedules app_store",
         "app_running app_settings",
         "app",
-        "broker progress relay spark supervisor testing",
+        "broker dump progress relay spark supervisor testing",
         "console demo",
         "cli",
         "__main__",
@@ -111,8 +111,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion inspection later pipeline publish queue worker workers",
+        "autoscale broker completion dump inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
+    ),
+    "ignis.dump": (
+        "lines",
+        "writing",
+        "reading",
     ),
     "ignis.console": (
         "refusals refused_logins roles sessions snapshot",
