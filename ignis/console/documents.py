@@ -20,7 +20,7 @@ FILES = {
     "/assets/app.css": ("app.css", "text/css; charset=utf-8"),
     **{
         f"/assets/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("api", "app", "pages")
+        for name in ("api", "app", "edit", "pages", "parts", "system")
     },
     "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
 }

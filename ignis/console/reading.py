@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -27,9 +26,9 @@ from ignis.told_progress import progress_of
 from ignis.urls import redacted
 
 __all__ = [
-    "DelayedQuery", "MessagesQuery", "ReasonsQuery", "SidelineQuery", "body_text", "delayed", "health", "leaders", "message",
+    "DelayedQuery", "MessagesQuery", "ReasonsQuery", "SidelineQuery", "body_text", "delayed", "health", "message",
     "messages", "overview", "queue", "reasons", "schedule_document", "schedules", "shards", "sideline", "sideline_message",
-    "store_figures", "stored_record", "workers",
+    "stored_record", "workers",
 ]  # fmt: skip
 
 _MOST_PAGE = 200
@@ -42,7 +41,6 @@ _MOST_LOOKED_AT = 5_000
 _PREVIEW_CHARS = 1_024
 _MOST_BODY_CHARS = 1 << 20
 _MOST_REASONED = 20_000
-_SCOPES = ("sweeper", "schedules")
 
 Limit = Annotated[int, Meta(ge=1, le=_MOST_PAGE, description="At most so many.")]
 After = Annotated[
@@ -303,21 +301,3 @@ def workers(call: Call) -> dict[str, Any]:
         ],
         "progress": [one._asdict() for one in progress_of(record)],
     }
-
-
-def leaders(call: Call) -> dict[str, Any]:
-    """Who leads each scope, as this process can tell. The console takes no part in the contest."""
-    app = call.services.app
-    return {"leaders": [asdict(app.leader(scope).status()) for scope in _SCOPES], "scope": "fleet"}
-
-
-def store_figures(call: Call) -> dict[str, Any]:
-    """The store's figures, as the console's process sees them, and what the console itself holds."""
-    services = call.services
-    return {
-        "scope": "process",
-        "store": call.store.stats(),
-        "console": {
-            "looks": services.snapshot.looks, "sessions": len(services.access.sessions), "leased": len(services.leases),
-        },
-    }  # fmt: skip
