@@ -100,7 +100,9 @@ class ConsumerFigures:
     overdue: int = _rises("ignis_overdue", "Messages dropped here: their deadline had passed when their turn came.")
     timed: int = _rises()
     sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Of `sidelined`: by reason. In ``stats`` as ``sidelined_<reason>``, from the first on."""
+    """By reason: what is in `sidelined`, and what dead processes held when this consumer began.
+
+    In ``stats`` as ``sidelined_<reason>``, from the first on."""
 
     def counted(self) -> dict[str, Any]:
         """What only rises, by name."""

@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.consumer.pools": (
         "base",
-        "coroutine leading loop",
+        "child_log coroutine leading loop",
         "child thread",
         "process",
         "factory",

@@ -23,11 +23,12 @@ from typing import Any
 import msgspec
 
 from ignis.consumer.handler import Failure, failure_of
-from ignis.consumer.handler_log import cut
+from ignis.consumer.handler_log import FailureTold, failure_told
 from ignis.consumer.outcome import again_after, attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
@@ -35,16 +36,17 @@ from ignis.consumer.pools.base import (
     COMMAND_START_FAILED,
     COMMAND_STARTED,
 )
+from ignis.consumer.pools.child_log import ForwardedLog, LogLevels, packed
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.consumer.registered import Registered, registered
 from ignis.consumer.work import Work, add_outlet
-from ignis.errors import ConfigError, MainGuardError, PeerDiedError
-from ignis.escaping import escape_uncaught
+from ignis.errors import ClosedError, ConfigError, MainGuardError, PeerDiedError, UnreadableMessageError
 from ignis.figures import HANDLING
-from ignis.history import extended, type_name
+from ignis.history import extended
+from ignis.log_format import log_uncaught
 from ignis.main_guard import running_again
-from ignis.message import MAX_ERROR_CHARS, as_utf8
-from ignis.native import Channel, encode_frame
+from ignis.message import MAX_ERROR_CHARS, Message, as_utf8
+from ignis.native import Channel, Record, encode_frame
 from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
 
 __all__ = [
@@ -107,6 +109,7 @@ class ChildSpec(msgspec.Struct):
     give_back_s: float
     preparation: dict[str, Any]
     tracker_fd: int
+    log_levels: LogLevels
 
 
 def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -144,23 +147,27 @@ def entry(spec: ChildSpec) -> None:
     faulthandler.register(
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
-    escape_uncaught()
     durations = shared_durations(Path(spec.durations))  # before the channels: then the parent removes the files
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
+    sink = _ChildSink(outbox, durations)
+    work_inbox = FramesInbox(inbox)
+    forwarded = ForwardedLog(sink.log, lambda: _fields(spec.queue, inbox, work_inbox))
+    forwarded.install(spec.log_levels)
+    log_uncaught()
     try:
         _prepare(spec)
         found = find_handler(spec.module, spec.name, spec.queue)
         runner, handler = found.make_runner(spec.codec), found.spec
+        forwarded.take_over()
     except BaseException as exc:
         # Said in the parent's log, in its form: what stands on stderr beside it no collector of logs can read.
-        said = (logging.ERROR, "start", cut(f"worker process of {spec.queue} cannot start\n{_trace(exc)}"))
+        said = (logging.ERROR, "start", f"worker process of {spec.queue} cannot start", failure_told(exc))
         outbox.send(encode_frame(COMMAND_SAID, 0, _encode(said)), timeout=_REPORT_S)
         outbox.send(encode_frame(COMMAND_START_FAILED, 0, _why(exc).encode("utf-8", "replace")), timeout=_REPORT_S)
         outbox.close()
         sys.exit(1)
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
-    sink = _ChildSink(outbox, durations)
     handler.log.send = sink.say
     add_outlet(_ChildOutlet(inbox, sink))
 
@@ -187,7 +194,7 @@ def entry(spec: ChildSpec) -> None:
     loop = WorkLoop(
         runner,
         handler,
-        FramesInbox(inbox),
+        work_inbox,
         sink,
         should_return=lambda: inbox.get_note(NOTE_RETURN) == 1,
         should_stop=lambda: inbox.get_note(NOTE_STOP) == 1,
@@ -216,11 +223,18 @@ def _prepare(spec: ChildSpec) -> None:
         del this._inheriting
 
 
-def _trace(exc: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
-    except BaseException:  # the exception's own text raises
-        return type_name(exc)
+def _fields(queue: str, inbox: Channel, given: FramesInbox) -> dict[str, Any]:
+    """What the handler is at, for its lines in the log."""
+    fields: dict[str, Any] = {"queue": queue}
+    with contextlib.suppress(ClosedError):
+        if not inbox.get_note(NOTE_SINCE_US) or inbox.get_note(NOTE_COUNT) != 1:
+            return fields
+        data = given.record(inbox.get_note(NOTE_FIRST) - 1)
+        if data is not None:
+            with contextlib.suppress(UnreadableMessageError):
+                message = Message(Record(data))
+                return fields | {"message_id": message.id, "attempt": message.attempt}
+    return fields
 
 
 def _why(exc: BaseException) -> str:
@@ -335,9 +349,13 @@ class _ChildSink:
         """Something about the call in progress."""
         self._send(encode_frame(command, 0, _encode(payload)))
 
-    def say(self, level: int, key: str, text: str) -> None:
-        """A line for the parent's log."""
-        self._send(encode_frame(COMMAND_SAID, 0, _encode((level, key[:100], text))))
+    def say(self, level: int, key: str, text: str, failure: FailureTold | None) -> None:
+        """What `HandlerLog` says, for that of the parent."""
+        self._send(encode_frame(COMMAND_SAID, 0, _encode((level, key[:100], text, failure))))
+
+    def log(self, told: dict[str, Any]) -> None:
+        """A line of the log, for `relog` in the parent."""
+        self._send(encode_frame(COMMAND_LOGGED, 0, packed(told)))
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))

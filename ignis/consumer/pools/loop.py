@@ -44,12 +44,21 @@ class FramesInbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._taken: list[Part] = []
+
+    def record(self, request_id: int) -> bytes | None:
+        """Of a message that was taken last."""
+        for first, records in self._taken:
+            if first <= request_id < first + len(records):
+                return records[request_id - first]
+        return None
 
     def take(self, most: int, wait_s: float) -> list[Part]:
         parts: list[Part] = []
         for message in self._channel.recv_many(most, wait_s):
             frames = frames_of(message)
             parts.append((frames[0][1], [record for _, _, record in frames]))
+        self._taken = parts or self._taken
         return parts
 
 

@@ -20,6 +20,7 @@ from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
@@ -34,6 +35,7 @@ from ignis.consumer.pools.base import (
     frames_of,
     inbox_classes,
 )
+from ignis.consumer.pools.child_log import log_levels, relog
 from ignis.consumer.work import Work, note_seen, open_work
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
@@ -103,6 +105,7 @@ class _ProcessWorker(Worker):
             pool.give_back_s,
             {},
             -1,
+            log_levels(),
         )
         try:
             self.process = child.launch(spec)
@@ -228,15 +231,6 @@ class _ProcessWorker(Worker):
                     reason, error, attempts, again = _decode(payload)
                     after = None if again is None else Backoff(*again)
                     self.on_failed(request_id, Failed.of(reason, error, parsed(attempts), again=after))
-                elif command == COMMAND_PROGRESS:
-                    id, fraction, text = _decode(payload)
-                    if self._work is None or self._work.id != id:
-                        self._work = open_work(self._pool.spec.queue, id)
-                    self._work.tell(fraction, text)
-                elif command == COMMAND_SAW_CANCEL:
-                    note_seen(self._pool.spec.queue, _decode(payload))
-                elif command == COMMAND_SAID:
-                    self._pool.spec.log.forwarded(*_decode(payload))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
                 elif command == COMMAND_STARTED:
@@ -244,6 +238,22 @@ class _ProcessWorker(Worker):
                     self._pool.on_ready()
                 elif command == COMMAND_START_FAILED:
                     self.start_error = payload.decode("utf-8", "replace")
+                else:
+                    self._hear_said(command, payload)
+
+    def _hear_said(self, command: int, payload: bytes) -> None:
+        """What the process says beside its outcomes."""
+        if command == COMMAND_PROGRESS:
+            id, fraction, text = _decode(payload)
+            if self._work is None or self._work.id != id:
+                self._work = open_work(self._pool.spec.queue, id)
+            self._work.tell(fraction, text)
+        elif command == COMMAND_SAW_CANCEL:
+            note_seen(self._pool.spec.queue, _decode(payload))
+        elif command == COMMAND_SAID:
+            self._pool.spec.log.forwarded(*_decode(payload))
+        elif command == COMMAND_LOGGED:
+            relog(_decode(payload))
 
     def _account(self) -> None:
         """The process is gone: account for what it was at and hand the rest back."""
