@@ -188,11 +188,14 @@ TIMES = (
     Time("wait", "ignis_wait_duration_seconds",
          "Of each message claimed here, from its first publish to the claim.", _AGE_S),
     Time("handling", "ignis_handler_duration_seconds",
-         "Of each message in its handler here; of quick ones that followed each other, their mean.", _WORK_S),
+         "Of each message in its handler here, each of a batch with the time of the whole call.", _WORK_S),
     Time("end_to_end", "ignis_end_to_end_duration_seconds",
          "Of each message handled here, from its first publish to the end of its handler.", _AGE_S),
 )  # fmt: skip
 """Of a queue: ``stats()["times"]``."""
+
+
+HANDLING = TIMES[2]
 
 
 class QueueTimes:

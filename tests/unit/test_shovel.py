@@ -13,6 +13,7 @@ import pytest
 
 import ignis
 from ignis import shovel as shovel_module
+from ignis import shovel_pass
 from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
@@ -115,7 +116,7 @@ def test_what_is_not_chosen_is_not_claimed_and_keeps_its_place(app: ignis.Ignis)
 
 def test_a_pass_looks_at_each_message_once(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept goes back only at the end: it must not take the place of what was not looked at."""
-    monkeypatch.setattr(shovel_module, "BATCH", 3)
+    monkeypatch.setattr(shovel_pass, "BATCH", 3)
     queue = app.queue("jobs", int, shards=4, shovel_concurrency=1)
     fill(queue, 40, shards=4)
     seen: list[bytes] = []
@@ -130,7 +131,7 @@ def test_a_pass_looks_at_each_message_once(app: ignis.Ignis, monkeypatch: pytest
 
 
 def test_several_workers(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shovel_module, "BATCH", 10)
+    monkeypatch.setattr(shovel_pass, "BATCH", 10)
     queue = app.queue("jobs", int, shards=4, shovel_concurrency=4)
     fill(queue, 200, shards=4)
     assert queue.shovel.run_once().moved == 200
@@ -299,13 +300,13 @@ def test_what_fails_while_the_schedule_looks_is_not_taken_for_waiting(
     app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = app.queue("jobs", int, shards=1, shovel_interval=0, max_returns=2)
-    pending = queue.shovel._pending
+    pending = queue.shovel._passes.pending
 
     def look() -> Iterator[tuple[int, int, bytes | None]]:
         yield from pending()
         fill(queue, 1)
 
-    monkeypatch.setattr(queue.shovel, "_pending", look)
+    monkeypatch.setattr(queue.shovel._passes, "pending", look)
     assert queue.shovel.run_scheduled().waiting == 0
     monkeypatch.undo()
     assert queue.shovel.run_scheduled().moved == 1
@@ -370,11 +371,11 @@ def test_the_time_to_live_goes_on(memory_app: ignis.Ignis) -> None:
 def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:
     queue = memory_app.queue("jobs", int, shovel_interval=0)
     queue.shovel.start()
-    assert queue.shovel._timer is None
+    assert queue.shovel._schedule._timer is None
     queue.set_shovel(1, 1, 5)
-    assert queue.shovel._timer is not None
+    assert queue.shovel._schedule._timer is not None
     queue.set_shovel(0, 1, 5)
-    assert queue.shovel._timer is None
+    assert queue.shovel._schedule._timer is None
     queue.shovel.stop()
 
 
@@ -382,7 +383,7 @@ def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:
 
 
 def test_a_dry_run_counts_and_changes_nothing(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shovel_module, "BATCH", 3)
+    monkeypatch.setattr(shovel_pass, "BATCH", 3)
     queue = app.queue("jobs", int, shards=2)
     fill(queue, 7, "timeout", shards=2)
     fill(queue, 4, "crash", shards=2, first=7)
@@ -421,8 +422,8 @@ def test_a_rate_is_kept_in_small_steps(memory_app: ignis.Ignis, monkeypatch: pyt
         sizes.append(limit)
         return fire(name, limit, *args)
 
-    monkeypatch.setattr(queue.shovel, "_stop", Stop())
-    monkeypatch.setattr(shovel_module, "time", Frozen)
+    monkeypatch.setattr(queue.shovel._passes, "_stop", Stop())
+    monkeypatch.setattr(shovel_pass, "time", Frozen)
     monkeypatch.setattr(queue.sideline.store, "fire", counting)
     assert queue.shovel.run_once(rate=50).moved == 100
     assert sizes == [5] * 20

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import importlib
 import logging
+import mmap
 import multiprocessing.process
 import os
 import pickle
@@ -16,6 +17,7 @@ import threading
 import time
 import traceback
 from multiprocessing import resource_tracker, spawn
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,10 +40,12 @@ from ignis.consumer.registered import Registered, registered
 from ignis.consumer.work import Work, add_outlet
 from ignis.errors import ConfigError, MainGuardError, PeerDiedError
 from ignis.escaping import escape_uncaught
+from ignis.figures import HANDLING
 from ignis.history import extended, type_name
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
+from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
 
 __all__ = [
     "NOTE_CANCEL",
@@ -54,12 +58,13 @@ __all__ = [
     "ChildSpec",
     "entry",
     "launch",
+    "shared_durations",
 ]
 
 # Notes in the inbox's region: what the worker is at, readable by the parent even when the worker is dead ...
 NOTE_FIRST = 0  # request id + 1 of the last message whose handling began, 0 = none yet
 NOTE_COUNT = 1  # messages of the call: 1, or the size of the batch
-NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began
+NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began, 0 = it has ended
 # ... and what the parent wants of it.
 NOTE_RETURN = 3  # 1 = give back what is not started
 NOTE_STOP = 4  # 1 = end
@@ -97,6 +102,7 @@ class ChildSpec(msgspec.Struct):
     codec: str
     inbox: str
     outbox: str
+    durations: str
     parent_pid: int
     give_back_s: float
     preparation: dict[str, Any]
@@ -139,6 +145,7 @@ def entry(spec: ChildSpec) -> None:
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
     escape_uncaught()
+    durations = shared_durations(Path(spec.durations))  # before the channels: then the parent removes the files
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
     try:
@@ -153,23 +160,26 @@ def entry(spec: ChildSpec) -> None:
         outbox.close()
         sys.exit(1)
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
-    sink = _ChildSink(outbox)
+    sink = _ChildSink(outbox, durations)
     handler.log.send = sink.say
     add_outlet(_ChildOutlet(inbox, sink))
 
     set_note = inbox.set_note
-    timed = handler.timeout_s is not None
+    count_duration = sink.durations.add
     last_count = 0
 
-    def on_start(first_id: int, count: int) -> bool:
+    def on_start(first_id: int, count: int, took: tuple[float, int] | None) -> bool:
         nonlocal last_count
+        if took is not None:
+            count_duration(*took)
         if count:
             if count != last_count:
                 set_note(NOTE_COUNT, count)
                 last_count = count
-            if timed:
-                set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
+            set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
             set_note(NOTE_FIRST, first_id + 1)
+        else:
+            set_note(NOTE_SINCE_US, 0)
         # Not cleared afterwards: until the report of a message arrives the parent must know that it was started, and
         # after that the parent no longer counts it as owed.
         return True
@@ -269,11 +279,25 @@ class _ChildOutlet:
         self._sink.send(COMMAND_SAW_CANCEL, work.id)
 
 
+def shared_durations(path: Path, *, create: bool = False) -> Histogram:
+    """Counts in a file how long messages were in their handler, so that what a killed process has counted is known. Made by the
+    parent, opened by the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    try:
+        if create:
+            os.ftruncate(descriptor, HISTOGRAM_BYTES)
+        memory = mmap.mmap(descriptor, HISTOGRAM_BYTES)
+    finally:
+        os.close(descriptor)
+    return Histogram(HANDLING.bounds_s, memory)
+
+
 class _ChildSink:
     """Sends outcomes to the parent."""
 
-    def __init__(self, outbox: Channel) -> None:
+    def __init__(self, outbox: Channel, durations: Histogram) -> None:
         self._outbox = outbox
+        self.durations = durations
         self._timed = 0
         self._elapsed_s = 0.0
 
