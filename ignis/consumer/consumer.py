@@ -350,8 +350,10 @@ class Consumer:
 
     def _look_after(self) -> None:
         """Something is in hand: the workers, and the age of the claims, are looked after from now on."""
-        self._acker.keep()
-        self._long_work.keep()
+        if self._acker.renew_timer is None:
+            self._acker.keep()
+        if self._long_work.timer is None:
+            self._long_work.keep()
         if self._check_timer is None:
             self._plan_check()
 

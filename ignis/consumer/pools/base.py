@@ -74,7 +74,10 @@ class Chunk:
         self.nbytes = nbytes
         self.left = len(records)
         self._places = places
-        self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
+        if len(places) == 1:
+            self._starts = [0, self.left]
+        else:
+            self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
 
     def part(self, start: int, stop: int) -> Part:
         """The messages ``start`` to ``stop`` as they are."""
@@ -162,6 +165,10 @@ class Worker(abc.ABC):
     @abc.abstractmethod
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends part of a chunk; False when the inbox has no room now or the worker is going away."""
+
+    def take_own(self, chunk: Chunk) -> bool:
+        """`submit` of a chunk of one message that the worker's own thread has claimed."""
+        return self.submit(chunk, 0, 1)
 
     def _send(self, inbox: Channel, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends to the inbox without waiting; False when it has no room or is closed. Raises MessageTooLargeError."""
