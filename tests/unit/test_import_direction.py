@@ -146,6 +146,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "base",
         "coroutine leading loop",
         "child thread",
+        "process_worker",
         "process",
         "factory",
     ),
