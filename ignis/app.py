@@ -341,9 +341,8 @@ class Ignis(AppSettings):
     def _consumer_failed(self, exc: BaseException) -> None:
         self._running.failed(exc)
 
-    def _take_back(self, name: str) -> None:
-        if self.sweeper_settings.dead_owners:
-            take_back(self.store, name)
+    def _take_back(self, name: str) -> Mapping[tuple[str, str], int]:
+        return take_back(self.store, name).aside if self.sweeper_settings.dead_owners else {}
 
     def after_publish(self, fn: AfterPublish) -> AfterPublish:
         """Decorator: calls ``fn(queue, count)`` after ``count`` messages became durable, in the thread that stored them. An
@@ -520,9 +519,19 @@ class Ignis(AppSettings):
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
+            figures["set_aside"] = self.set_aside_here()
         if self._deciders is not None:
             figures["leaders"] = {scope: one.stats() for scope, one in self._deciders.known().items()}
         return figures
+
+    def set_aside_here(self) -> list[dict[str, Any]]:
+        """What the sweeper of this process has set aside, in the form of queues' figures, without asking the store."""
+        aside = {} if self._sweeper is None else dict(self._sweeper.aside)
+        return [
+            {"queue": queue, "consumer": {f"sidelined_{reason}": count}}
+            for (queue, reason), count in aside.items()
+            if count
+        ]
 
     def close(self, timeout: float | None = None) -> None:
         """Stops, stores what publishers still hold, then closes the store. Idempotent. Thread-safe.

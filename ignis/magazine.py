@@ -11,6 +11,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
@@ -49,6 +50,9 @@ SIDELINE_SUFFIX = "_SIDELINE"
 
 MAX_SHARDS = 65_535
 MAX_MESSAGE_BYTES = 16 << 20
+
+_row = tuple.__new__
+"""Makes a named tuple without the function of Python's that its class makes one with."""
 
 _CHUNK_BODIES = 8_192
 """The most messages that `Magazine.load_many` stores in one transaction."""
@@ -234,7 +238,7 @@ class Magazine(Generic[M]):
             metas=[meta] if meta else None,
         )
         placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
-        return Published(id_text(ids), placed[0][0] if pointer else -1, pointer)
+        return _row(Published, (id_text(ids), placed[0][0] if pointer else -1, pointer))
 
     def load_many(
         self,
@@ -307,8 +311,9 @@ class Magazine(Generic[M]):
 
         Raises QueueRemovedError and what the store raises.
         """
-        if self.registration is not None:
-            self.registration.check()
+        registration = self.registration
+        if registration is not None and (registration.removed or monotonic() >= registration.due_s):
+            registration.check()
         ttl_s = self.ttl_s if deadline is None else deadline.ttl_within(self.ttl_s)
         if shards is None or shards == self.shards:
             try:

@@ -69,7 +69,7 @@ class PublishingQueue(QueueParts[M]):
             return Published(ids[0], -1, 0)
         began_s = monotonic()
         if expires_in is None and expires_at is None:
-            published = self.main.load(message, key=key, headers=headers)
+            published = (self._main or self.main).load(message, key=key, headers=headers)
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)

@@ -95,7 +95,8 @@ class Shovel:
 
         Args:
             limit: look at no more than this many messages.
-            where: move only messages for which this is true; the others go back to the sideline's tail.
+            where: move only messages for which this is true; the others stay where they are, and nobody claims them. What
+                has an attribute ``spent`` that is true ends the pass.
             rate: move at most so many messages a second, so that the handlers can keep up.
             dry_run: only count the messages that would move; nothing is claimed or changed.
             progress: called with the number of messages looked at since the last call.
@@ -107,7 +108,9 @@ class Shovel:
             self._stop.clear()  # an earlier stop ended the schedule, not passes by hand
         if dry_run:
             return self._passes.count(limit, where, progress)
-        return self._passes.run(limit, where, rate, progress, None)
+        if where is not None:
+            return self._passes.pick(limit, where, rate, progress)
+        return self._passes.run(limit, rate, progress, None)
 
     def run_until_done(self, timeout: float, **options: Any) -> ShovelResult:
         """Makes a pass by hand, and another one 10 s after each that fails or that has refused messages, for ``timeout`` seconds.

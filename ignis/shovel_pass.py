@@ -16,6 +16,7 @@ from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.shovel_choice import Where, coming_back, wanted
+from ignis.shovel_picks import is_spent, pick, rows_of
 from ignis.stacks import roomy_stacks
 from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer
 from ignis.storage.parts import in_parts
@@ -88,13 +89,34 @@ class ShovelPass:
         with self._lock:
             self.total.add(result)
 
+    def pick(self, limit: int | None, where: Where, rate: float | None, progress: Progress | None) -> ShovelResult:
+        """Makes a pass by hand over chosen messages: of a large sideline a few may be meant, and the others are to stay in their
+        order."""
+        self.give_back()
+        queue, result = self._queue(), ShovelResult()
+        queue.main.follow_shards()  # as in `run`
+        pace = None if rate is None else Pace(rate, self._stop)
+        size = BATCH if pace is None else pace.batch
+        try:
+            for found in pick(
+                queue.sideline, lambda record: coming_back(record, where, None), where, queue.main.shards, limit, size
+            ):
+                before = result.moved
+                result.kept += found.looked_at - len(found.moving)
+                if found.moving:
+                    result.kept += len(self.transfer(found.moving, result))
+                if progress is not None:
+                    progress(found.looked_at)
+                if pace is not None:
+                    pace.wait_after(result.moved - before)
+                if self._stop.is_set():
+                    break
+        finally:
+            self.add(result)
+        return result
+
     def run(
-        self,
-        limit: int | None,
-        where: Where | None,
-        rate: float | None,
-        progress: Progress | None,
-        max_returns: int | None,
+        self, limit: int | None, rate: float | None, progress: Progress | None, max_returns: int | None
     ) -> ShovelResult:
         """Makes a pass over what is in the sideline now. ``max_returns``: the bound of the schedule; None = a pass by hand."""
         self.give_back()
@@ -107,13 +129,11 @@ class ShovelPass:
         )
         try:
             if workers <= 1:
-                results = [self._work(budget, where, pace, progress, max_returns)]
+                results = [self._work(budget, pace, progress, max_returns)]
             else:
                 with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._name}") as pool:
                     with roomy_stacks():
-                        futures = [
-                            pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
-                        ]
+                        futures = [pool.submit(self._work, budget, pace, progress, max_returns) for _ in range(workers)]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done. Else one of them would claim again what another has put back, instead of
@@ -129,6 +149,8 @@ class ShovelPass:
         """What a pass by hand would move. Claims and changes nothing."""
         sideline, result = self._queue().sideline, ShovelResult()
         for _, _, record in itertools.islice(self.pending(), limit):
+            if is_spent(where):
+                break
             moves = record is not None and wanted(record, where)
             result.moved += moves
             result.kept += not moves
@@ -139,19 +161,11 @@ class ShovelPass:
 
     def pending(self) -> Iterator[tuple[int, int, bytes | None]]:
         """(shard, pointer, record) of all that waits in the sideline, as it is read."""
-        sideline = self._queue().sideline
-        after: dict[int, int] = {}
-        while page := sideline.store.scan(sideline.name, after=after, limit=BATCH, pending_only=True):
+        for page in rows_of(self._queue().sideline, bounded=False):
             yield from page
-            after.update({shard: pointer for shard, pointer, _ in page})
 
     def _work(
-        self,
-        budget: Budget,
-        where: Where | None,
-        pace: Pace | None,
-        progress: Progress | None,
-        max_returns: int | None,
+        self, budget: Budget, pace: Pace | None, progress: Progress | None, max_returns: int | None
     ) -> ShovelResult:
         queue, result = self._queue(), ShovelResult()
         sideline, owner = queue.sideline, queue.store.owner
@@ -174,7 +188,7 @@ class ShovelPass:
                 claimed = [(claim.shard, pointer) for claim in fired.claims for pointer in claim.pointers]
                 before = result.moved
                 try:
-                    moved = [self._move(claim, where, result, max_returns) for claim in fired.claims]
+                    moved = [self._move(claim, result, max_returns) for claim in fired.claims]
                 except BaseException:
                     staying += claimed  # those that moved already are not in the sideline any more, and are skipped
                     raise
@@ -210,15 +224,13 @@ class ShovelPass:
                 "%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc
             )
 
-    def _move(
-        self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
-    ) -> list[tuple[int, int]]:
+    def _move(self, claim: Claim, result: ShovelResult, max_returns: int | None) -> list[tuple[int, int]]:
         """Moves the messages that may come back; returns (shard, pointer) of those that stay."""
         main = self._queue().main
         moving: list[Transfer] = []
         staying: list[tuple[int, int]] = []
         for pointer, record in zip(claim.pointers, claim.records, strict=True):
-            fresh = coming_back(record, where, max_returns)
+            fresh = coming_back(record, None, max_returns)
             if fresh is None:
                 staying.append((claim.shard, pointer))
                 result.waiting += max_returns is not None

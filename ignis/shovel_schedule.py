@@ -99,7 +99,7 @@ class ShovelSchedule:
         limit = self._queue().settings.max_returns
         waiting = self._all_waiting(limit)
         if waiting is None:
-            result = self._passes.run(None, None, None, None, limit)
+            result = self._passes.run(None, None, None, limit)
             self.returned += result.moved
         else:
             result = ShovelResult(kept=waiting)

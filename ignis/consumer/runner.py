@@ -51,10 +51,14 @@ from ignis.message import (
 )
 from ignis.native import Record
 from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.retries import ANY_HANDLER, Backoff, RetryLater
 
-__all__ = ["Runner", "message_name"]
+__all__ = ["NOT_CALLED", "Runner", "message_name"]
+
+NOT_CALLED = (REASON_UNREADABLE, REASON_EXPIRED)
+"""Reasons of messages that were not handed to the handler."""
 
 
 class Runner:
@@ -87,7 +91,9 @@ class Runner:
         self._call = ending_children(self._layers, spec.queue)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
-        self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
+        self.direct: (
+            Callable[[Sequence[bytes], int, int, Progress, float, Histogram], tuple[int, int, Any, float]] | None
+        ) = None
         """`handle_records` for this handler, where nothing stands between the worker and it; see `judge`."""
         if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
             self.run = self._run_direct  # type: ignore[method-assign]

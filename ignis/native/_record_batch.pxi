@@ -140,8 +140,8 @@ cdef class PackedBatch:
             max_records: a batch takes no more records than this, 1..1,048,576.
             max_bytes: nor more bytes of records, 1..2**32-1; a larger record travels alone.
 
-        Returns the batches as (shard, batch) in the order of their first bodies (a shard comes up again when a
-        batch of it was full) and the ids, 16 bytes each, in the order of the bodies. Nothing in gives nothing out.
+        Returns the batches as (shard, batch), in the order of their first bodies, and the ids of 16 bytes in the order of
+        the bodies. A shard comes up again when a batch of it was full. Nothing in gives nothing out.
 
         Raises MessageTooLargeError, ValueError (a number outside its range; keys or metas of another length than
         bodies), TypeError (what is not exactly bytes). Gives the GIL up for large inputs.

@@ -146,7 +146,10 @@ class SyncConnection(SharedReader):
                 raise
             finally:
                 with self._lock:
-                    self._pass_on()
+                    if self._parked or self._lost is not None:
+                        self._pass_on()
+                    else:
+                        self._reader = 0
             assert slot is not None
             if sending and self._lost is None:
                 self._push(memoryview(outgoing.frame(request_id))[sent:], deadline)

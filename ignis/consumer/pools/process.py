@@ -168,7 +168,7 @@ class ProcessPool(Pool):
         if timeout_s is not None:
             for worker in [*self._workers, *self._leaving]:
                 running = worker.running() if worker.ready and worker.process.poll() is None else None
-                if running is not None and running[2] > timeout_s:
+                if running is not None and running[2] is not None and running[2] > timeout_s:
                     failure = overrun_failure(timeout_s)
                     said = f"{failure.error}; its process is killed"
                     self.spec.log.failed(failure.reason, said, worker.name_of(running[0], running[1]))
