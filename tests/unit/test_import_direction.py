@@ -197,7 +197,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "book",
     ),
     "ignis.spark": (
-        "_pyspark offsets",
+        "_pyspark deadlines offsets",
         "due_times",
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",
