@@ -153,6 +153,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "base",
         "child_log coroutine leading loop",
         "child thread",
+        "process_worker",
         "process",
         "factory",
     ),
