@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.broker.client": (
         "address client_request slot sync_transport",
-        "later_requests requests",
+        "later_requests mortal requests",
         "claim_tracker commands pending_acks reconnect store_requests",
         "async_connection client_base sync_connection",
         "async_subscription sync_subscription",
@@ -168,7 +168,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pools channel frame gate handling histogram intake lone outbox plan record ring slab store wait wire",
     ),
     "ignis.relay": (
-        "channel_label directory due_times publish_only",
+        "ages channel_label directory due_times publish_only",
         "publisher",
         "channel_reader store",
         "channel_registry forwarder",
@@ -183,7 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.spark": (
         "_pyspark offsets",
-        "due_times",
+        "deadlines due_times",
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",
         "read_task sink",
