@@ -49,7 +49,8 @@ MEMORY_BYTES = 100 << 20
 
 
 class NatsSchedules(Peer):
-    """Message schedules of JetStream, which 2.12 and later have."""
+    """Message schedules of JetStream, which 2.12 and later have. Debian has 2.9, and PyPI has no such server: its
+    `nats-server` is an empty 0.0.0. So this row is MISSING until one is built from its source."""
 
     name = "NATS JetStream, schedules"
     durability = NONE

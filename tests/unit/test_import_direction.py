@@ -197,8 +197,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "book",
     ),
     "ignis.spark": (
-        "_pyspark deadlines offsets",
-        "due_times",
+        "_pyspark offsets",
+        "deadlines due_times",
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",
         "read_task sink",
