@@ -30,7 +30,8 @@ SECTIONS: tuple[tuple[str, str, tuple[Metric, ...]], ...] = (
         (
             "Of one worker, or of all worker processes of a supervisor: the dead ones count, so nothing falls. What a killed one "
             "did after its last report, half a second before at most, is in none. What the supervisor puts aside for a dead one "
-            "is in `ignis_recovered_total`. Take the sum over instances. A rate is PromQL's to make: "
+            "is in `ignis_recovered_total`, and in `ignis_sidelined_total` as `abandoned`, as is what the "
+            "sweeper here sets aside. Take the sum over instances. A rate is PromQL's to make: "
             "`sum by (queue) (rate(ignis_consumed_total[5m]))`."
         ),
         _COUNTED,
