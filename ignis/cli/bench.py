@@ -14,7 +14,9 @@ import click
 
 from ignis._version import __version__
 from ignis.app import Ignis
+from ignis.bench_report.table import QUANTILES
 from ignis.cli import exit_codes, output
+from ignis.cli.bench_report import check_report, write_report
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError, IgnisError
 from ignis.private_files import make_temporary
@@ -44,9 +46,23 @@ VOLATILE_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where the store is made and removed again.  [default: the system's temporary directory]",
 )
+@click.option("--runs", type=click.IntRange(1, 100), help="Rounds of everything.  [default: 1; with --report: 3]")
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a CSV of this run, and a page about it beside the run before, into this directory.",
+)
+@click.option(
+    "--peers",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --report: JSON lines of the repository's bench (python -m bench --json FILE), to stand beside.",
+)
 @common_options
 @pass_state
-def bench(state: State, messages: int, size: int, durability: str, workers: int, directory: Path | None) -> int:
+def bench(
+    state: State, messages: int, size: int, durability: str, workers: int, directory: Path | None,
+    runs: int | None, report: Path | None, peers: Path | None,
+) -> int:  # fmt: skip
     """Measures publishing and draining on this machine, in a store of its own.
 
     Every figure counts until the messages are durable; draining counts until the acknowledgements are. The repository's
@@ -54,6 +70,10 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
     """
     if state.url is not None:
         raise ConfigError("--url: the bench makes a store of its own and removes it; name a directory with --dir")
+    if peers is not None and report is None:
+        raise ConfigError("--peers: it stands in the report; name a directory with --report")
+    if report is not None:
+        check_report(report)  # before minutes of measuring
     state.log_to_stderr("error")
     place = Path(make_temporary("ignis-bench-", directory))
     try:
@@ -62,10 +82,12 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
             output.warning(
                 f"{place.parent} is {file_system}: nothing there survives a power cut; name a disk with --dir"
             )
-        results = _measure(place, messages, size, durability, workers)
+        count = runs or (3 if report is not None else 1)
+        rounds = [_measure(place / str(number), messages, size, durability, workers) for number in range(count)]
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    environment = {
+    results = rounds[0] if len(rounds) == 1 else _medians(rounds)
+    environment: dict[str, Any] = {
         "version": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -75,7 +97,10 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
         "size_bytes": size,
         "messages": messages,
         "workers": workers,
+        "runs": len(rounds),
     }
+    if report is not None:
+        environment["report"] = str(write_report(report, environment, rounds, peers))
     if state.json:
         output.document({**environment, "results": results})
         return exit_codes.OK
@@ -89,6 +114,8 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
         ]
         for one in results
     ]
+    if report is not None:
+        click.echo(f"the page: {environment['report']}")
     title = f"{size} bytes a message, durability {durability}, {file_system}, Python {environment['python']}"
     output.table(
         ["what", "messages", "time", "rate", "one call p50 / p99"],
@@ -97,6 +124,13 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
         right=["messages", "time", "rate", "one call p50 / p99"],
     )
     return exit_codes.OK
+
+
+def _medians(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each measurement the round whose speed is the median."""
+    return [
+        sorted(same, key=lambda one: float(one["per_s"] or 0.0))[len(rounds) // 2] for same in zip(*rounds, strict=True)
+    ]
 
 
 def _measure(place: Path, messages: int, size: int, durability: str, workers: int) -> list[dict[str, Any]]:
@@ -195,6 +229,9 @@ def _result(what: str, messages: int, seconds: float, calls: list[float] | None 
     if calls and len(calls) > 1:
         out["p50_s"] = statistics.median(calls)
         out["p99_s"] = statistics.quantiles(calls, n=100)[98]
+        ordered = sorted(calls)
+        last = len(ordered) - 1
+        out["quantiles_s"] = {name: ordered[min(last, int(q * len(ordered)))] for name, q in QUANTILES.items()}
     return out
 
 

@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
             "near_names private_files regular_files service_notify stop_signals urls"
         ),
-        "config deploy file_lock hooks main_guard native places process_hooks",
+        "bench_report config deploy file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
         "body_codec",
         "message sweep_result upkeep",
@@ -52,6 +52,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "console demo",
         "cli",
         "__main__",
+    ),
+    "ignis.bench_report": (
+        "table",
+        "charts",
+        "page",
     ),
     "ignis.broker": (
         "protocol repeated_log",
@@ -110,7 +115,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "health",
     ),
     "ignis.cli": (
-        "command exit_codes filters output state",
+        "bench_report command exit_codes filters output state",
         "bench broker_user confirm console demo deploy_files doctor leader queue_names relay worker_processes",
         "autoscale broker completion dump inspection later pipeline publish queue worker workers",
         "consume schedules sideline",

@@ -1,0 +1,1 @@
+"""What ``ignis bench --report`` writes: a CSV of each run, and one HTML page about the last."""

@@ -1,0 +1,154 @@
+"""The page about a run: one file of HTML that asks no network for anything, for light and dark and for narrow screens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from ignis.bench_report import charts
+from ignis.bench_report.table import MACHINE, Series, compare, series
+
+__all__ = ["LOOKED_FOR", "page", "write"]
+
+LOOKED_FOR = ("Redis", "PostgreSQL", "RabbitMQ", "NATS JetStream", "beanstalkd", "huey", "persist-queue")
+"""What the repository's bench compares with, and this command by itself does not."""
+_FACTS = {
+    "started_at_utc": "begun (UTC)", "ignis_version": "ignis", "python": "Python", "kernel": "kernel", "cpu": "processor",
+    "cores": "cores", "file_system": "file system",
+}  # fmt: skip
+_CSS = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #57606a; --line: #d0d7de; --bad: #b3261e }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #14171b; --ink: #e6e8eb; --faint: #a3abb5; --line: #3a4048; --bad: #ff9a90 }
+}
+body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem }
+h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem } p, figcaption { color: var(--faint) }
+figure { margin: 1rem 0 } svg { height: auto; max-width: 100%; width: 40rem }
+.scroll { overflow-x: auto } table { border-collapse: collapse }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
+td.n { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap }
+.slower { color: var(--bad); font-weight: 700 }
+"""
+
+
+def page(
+    rows: Sequence[Mapping[str, str]], before: Sequence[Mapping[str, str]], name: str, before_name: str = ""
+) -> str:
+    """The page about the run ``rows``, stored as ``name``, beside the run ``before``, if there was one."""
+    found = series(rows)
+    parts = [
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>ignis bench: {escape(rows[0]['started_at_utc'])}</title><style>{_CSS}</style></head><body><main>",
+        "<h1>ignis bench</h1>",
+        f"<p>Every figure is the median of its rounds, with the slowest and the fastest. They are those of {escape(name)}.</p>",
+        _table("The machine", ("what", "is"), [(label, rows[0][key]) for key, label in _FACTS.items()]),
+        *_since(rows, found, before, before_name),
+    ]  # fmt: skip
+    settings = list(dict.fromkeys(one.setting for one in found))
+    for setting in settings:
+        parts += _measurement([one for one in found if one.setting == setting])
+    parts += [*_missing(found), "</main></body></html>"]
+    return "\n".join(parts) + "\n"
+
+
+def _since(
+    rows: Sequence[Mapping[str, str]], found: Sequence[Series], before: Sequence[Mapping[str, str]], before_name: str
+) -> Iterable[str]:
+    yield "<h2>Since the run before</h2>"
+    changes = compare(found, series(before))
+    if not changes:
+        yield "<p>There is no run before this one with the same measurements.</p>"
+        return
+    other = [label for key, label in _FACTS.items() if key in MACHINE[2:] and rows[0][key] != before[0][key]]
+    if other:
+        yield f"<p>Not the same machine: {escape(', '.join(other))} differ. The ratios say little.</p>"
+    cells = [
+        (
+            f"{one.now.measurement} ({one.now.peer})", _number(one.before.median), _number(one.now.median),
+            f"{one.ratio:.2f}", one.verdict,
+        )
+        for one in changes
+    ]  # fmt: skip
+    yield _table(
+        f"Beside {before_name}", ("measurement", "before, per s", "now, per s", "now / before", "verdict"), cells
+    )
+
+
+def _measurement(found: Sequence[Series]) -> Iterable[str]:
+    first = found[0]
+    title = first.measurement
+    yield f"<h2>{escape(title)}</h2>"
+    facts = [f"{first.size_bytes} bytes a message"]
+    facts += [f"durability {first.durability}"] if first.durability else []
+    facts += [f"{first.workers} worker thread(s)"] if first.workers else []
+    yield f"<p>{escape(', '.join(facts))}.</p>"
+    ours = max((one.median for one in found if one.is_ignis and one.rates), default=math.nan)
+    if any(one.rates for one in found):
+        yield f"<figure>{charts.rates(found, title)}<figcaption>Messages per second.</figcaption></figure>"
+    timed = [one for one in found if one.latencies_us]
+    if timed:
+        yield f"<figure>{charts.latencies(timed, title)}<figcaption>One call, by percentile.</figcaption></figure>"
+    cells = [
+        (
+            one.peer, _number(one.median), _spread(one), str(len(one.rates)) if one.rates else "-",
+            f"{ours / one.median:.2f}" if one.rates and not math.isnan(ours) else "-",
+            _number(one.latency_us("p50"), 1), _number(one.latency_us("p99"), 1), one.problem or "",
+        )
+        for one in found
+    ]  # fmt: skip
+    yield _table(
+        f"Figures of: {title}",
+        ("peer", "median per s", "range per s", "rounds", "ignis / peer", "p50 µs", "p99 µs", "problem"),
+        cells,
+    )
+
+
+def _missing(found: Sequence[Series]) -> Iterable[str]:
+    yield "<h2>Peers that are missing</h2>"
+    failed = [f"{one.peer}: {one.problem}" for one in found if one.problem]
+    others = {one.peer for one in found if not one.is_ignis}
+    if not others:
+        yield (
+            f"<p>None was measured. The repository's bench compares with {escape(', '.join(LOOKED_FOR))}: "
+            "<code>make bench BENCH_ARGS='--json peers.jsonl all'</code> there, then <code>--peers peers.jsonl</code> here.</p>"
+        )
+    elif failed:
+        yield "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in dict.fromkeys(failed)) + "</ul>"
+    else:
+        yield "<p>All that were asked for were measured.</p>"
+
+
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    label = escape(caption)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{label}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    if text == "slower":
+        return '<td class="slower">slower</td>'
+    numeric = text[:1].isdigit() and text.replace(",", "").replace(".", "").replace(" to ", "").isdigit()
+    return f'<td class="n">{text}</td>' if numeric else f"<td>{escape(text)}</td>"
+
+
+def _number(value: float, digits: int = 0) -> str:
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def _spread(one: Series) -> str:
+    return f"{_number(min(one.rates))} to {_number(max(one.rates))}" if one.rates else "-"
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the page as a whole, by a name of its own first."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, "utf-8")
+    beside.replace(path)
