@@ -25,6 +25,7 @@ try:
     from ignis.cli.demo import demo
     from ignis.cli.doctor import doctor
     from ignis.cli.dump import dump, load
+    from ignis.cli.find import find
     from ignis.cli.inspection import peek, queues, stats
     from ignis.cli.later import later
     from ignis.cli.leader import leader
@@ -37,7 +38,7 @@ try:
     from ignis.cli.state import State, common_options
     from ignis.cli.worker import sweep, worker
     from ignis.cli.workers import workers
-    from ignis.errors import PermissionDeniedError
+    from ignis.errors import PermissionDeniedError, QueueNotEmptyError
     from ignis.escaping import escape_uncaught, print_trace
     from ignis.urls import masked
 except KeyboardInterrupt:
@@ -64,8 +65,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
-    broker, console, pipeline, dump, load, doctor, demo, bench, completion,
+    worker, workers, publish, consume, queue, queues, stats, peek, find, later, sideline, schedules, sweep, leader,
+    autoscale, relay, broker, console, pipeline, dump, load, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -110,6 +111,8 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
         output.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
         return code
     message, name, retryable = output.describe(exc)
+    if isinstance(exc, QueueNotEmptyError):  # the library says what its argument is called
+        message = message.replace("with force", "with --force")
     if isinstance(exc, PermissionDeniedError):
         words = words_for(exc.command)
         message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"

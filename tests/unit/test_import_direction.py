@@ -106,7 +106,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion dump inspection later pipeline publish queue worker workers",
+        "autoscale broker completion dump find inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
     ),
     "ignis.dump": (
@@ -150,6 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
         "inspection scheduler sweeper",
+        "search",
     ),
     "ignis.demo": (
         "data results settings",
