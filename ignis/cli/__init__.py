@@ -36,6 +36,7 @@ try:
     from ignis.cli.schedules import schedules
     from ignis.cli.sideline import sideline
     from ignis.cli.state import State, common_options
+    from ignis.cli.top import top
     from ignis.cli.worker import sweep, worker
     from ignis.cli.workers import workers
     from ignis.errors import PermissionDeniedError, QueueNotEmptyError
@@ -65,7 +66,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, find, later, sideline, schedules, sweep, leader,
+    worker, workers, publish, consume, queue, queues, stats, top, peek, find, later, sideline, schedules, sweep, leader,
     autoscale, relay, broker, console, pipeline, dump, load, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)

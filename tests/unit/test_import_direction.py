@@ -105,7 +105,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "command exit_codes filters output state",
-        "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
+        "bench broker_user confirm console demo doctor leader queue_names relay top worker_processes",
         "autoscale broker completion dump find inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
     ),
@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
         "inspection scheduler sweeper",
-        "search",
+        "queue_rates search",
     ),
     "ignis.demo": (
         "data results settings",
