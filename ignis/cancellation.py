@@ -14,9 +14,9 @@ from typing import Any, Literal
 from uuid import UUID
 
 from ignis.clearing import delete_matching, match_messages
-from ignis.config import shown
-from ignis.errors import IgnisError, InvalidMessageError
+from ignis.errors import IgnisError
 from ignis.later import Later
+from ignis.message import message_id
 from ignis.storage.base import MagazineStore, QueueRecord, QueueStore, Store
 
 __all__ = ["CANCEL", "Cancelled", "cancel_message", "forget_requests", "requests_of"]
@@ -35,10 +35,7 @@ _SPARE = 1_000
 
 def cancel_message(store: Store, queue: str, id: Any) -> Cancelled | None:
     """See `Queue.cancel`."""
-    try:
-        wanted = str(id if isinstance(id, UUID) else UUID(id))
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidMessageError(f"{shown(id)} is not the id of a message, which is a UUID") from None
+    wanted = message_id(id)
     # In the order in which a message moves: what is on its way meanwhile is met at the next place.
     if _cancel_delayed(store, queue, wanted):
         return "delayed"

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ignis.config import check_whole, shown
-from ignis.errors import ConfigError, InvalidMessageError, StoreFullError, UnreadableMessageError
-from ignis.message import Message
+from ignis.errors import ConfigError, StoreFullError, UnreadableMessageError
+from ignis.message import Message, message_id
 from ignis.storage.base import MagazineStore
 from ignis.storage.purging import PURGE_BATCH
 
@@ -84,13 +84,7 @@ def match_messages(ids: Iterable[Any] | None, where: Callable[[Message], object]
 def _ids(given: Iterable[Any]) -> frozenset[str]:
     if isinstance(given, (str, bytes, UUID)) or not isinstance(given, Iterable):
         raise ConfigError(f"ids = {shown(given)} is not a list of message ids")
-    found = []
-    for one in given:
-        try:
-            found.append(str(one if isinstance(one, UUID) else UUID(one)))
-        except (ValueError, TypeError, AttributeError):
-            raise InvalidMessageError(f"{shown(one)} is not the id of a message, which is a UUID") from None
-    return frozenset(found)
+    return frozenset(message_id(one) for one in given)
 
 
 def delete_matching(

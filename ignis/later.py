@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Protocol
-from uuid import UUID
 
 from ignis.config import check_whole, shown, unlimited_duration_s
-from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, UnreadableMessageError
-from ignis.message import Message
+from ignis.errors import ConfigError, DelayNotSupportedError, UnreadableMessageError
+from ignis.message import Message, message_id
 from ignis.storage.base import Store
 from ignis.storage.checks import MAX_TTL_S, MAX_TTL_SAID
 from ignis.storage.later import Delayed
@@ -118,7 +117,7 @@ class Later:
 
     def find(self, id: Any) -> DelayedMessage | None:
         """The message with that id; None when none waits that has it. Reads what waits, the next one first, until it is found."""
-        wanted = _id(id)
+        wanted = message_id(id)
         return next((one for one in self if one.id == wanted), None)
 
     def next_due(self) -> datetime | None:
@@ -145,7 +144,7 @@ class Later:
         """Where these are. One pass over what waits, which ends when all are found."""
         if not self._magazines.keeps_later:
             raise DelayNotSupportedError(type(self._magazines).__name__)
-        wanted = {_id(one) for one in ids}
+        wanted = {message_id(one) for one in ids}
         found: dict[int, Any] = {}
         for one in self if wanted else ():
             if one.id in wanted:
@@ -174,10 +173,3 @@ def _shown(one: Delayed, ahead_s: float) -> DelayedMessage:
             message = Message.from_bytes(one.record)
     due = datetime.fromtimestamp(one.due_ms / 1000 - ahead_s, timezone.utc)
     return DelayedMessage(None if message is None else message.id, due, message, one.shard, one.pointer)
-
-
-def _id(given: Any) -> str:
-    try:
-        return str(given if isinstance(given, UUID) else UUID(given))
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidMessageError(f"{shown(given)} is not the id of a message, which is a UUID") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -30,6 +31,7 @@ __all__ = [
     "failed_record",
     "has_deadline",
     "is_readable",
+    "message_id",
     "returned_record",
     "slim_record",
     "tried",
@@ -286,6 +288,15 @@ def bare_record(data: bytes) -> bytes:
         return record.replace(meta=_meta_encoder.encode(kept) if kept else b"")
     except Exception:  # as in `slim_record`
         return data
+
+
+def message_id(given: Any) -> str:
+    """The id of a message in the form in which messages have it; ``given``: as `publish` returns it, or a UUID. Raises
+    InvalidMessageError, which names what was given."""
+    try:
+        return str(given if isinstance(given, UUID) else UUID(given))
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidMessageError(f"{shown(given)} is not the id of a message, which is a UUID") from None
 
 
 def as_utf8(text: str) -> str:

@@ -26,6 +26,7 @@ try:
     from ignis.cli.deploy_files import deploy_files
     from ignis.cli.doctor import doctor
     from ignis.cli.dump import dump, load
+    from ignis.cli.find import find
     from ignis.cli.inspection import peek, queues, stats
     from ignis.cli.later import later
     from ignis.cli.leader import leader
@@ -36,9 +37,10 @@ try:
     from ignis.cli.schedules import schedules
     from ignis.cli.sideline import sideline
     from ignis.cli.state import State, common_options
+    from ignis.cli.top import top
     from ignis.cli.worker import sweep, worker
     from ignis.cli.workers import workers
-    from ignis.errors import PermissionDeniedError
+    from ignis.errors import PermissionDeniedError, QueueNotEmptyError
     from ignis.escaping import escape_uncaught, print_trace
     from ignis.urls import masked
 except KeyboardInterrupt:
@@ -65,8 +67,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
-    broker, console, pipeline, dump, load, doctor, demo, bench, deploy_files, completion,
+    worker, workers, publish, consume, queue, queues, stats, top, peek, find, later, sideline, schedules, sweep, leader,
+    autoscale, relay, broker, console, pipeline, dump, load, doctor, demo, bench, deploy_files, completion,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -112,6 +114,8 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
         output.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
         return code
     message, name, retryable = output.describe(exc)
+    if isinstance(exc, QueueNotEmptyError):  # the library says what its argument is called
+        message = message.replace("with force", "with --force")
     if isinstance(exc, PermissionDeniedError):
         words = words_for(exc.command)
         message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
-from uuid import UUID
 
 import click
 
 from ignis.config import parse_duration_s
-from ignis.errors import ConfigError
-from ignis.message import REASONS
+from ignis.errors import ConfigError, InvalidMessageError
+from ignis.message import REASONS, message_id
 from ignis.message_filter import UNKNOWN, Filter
 
 __all__ = ["filter_options", "message_ids", "reason_option"]
@@ -30,12 +29,10 @@ reason_option = click.option(
 
 def message_ids(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Ids of messages, as an option or arguments name them."""
-    for value in values:
-        try:
-            UUID(value)
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not the id of a message, which is a UUID") from None
-    return tuple(str(UUID(value)) for value in values)
+    try:
+        return tuple(message_id(value) for value in values)
+    except InvalidMessageError as exc:
+        raise click.BadParameter(str(exc)) from None
 
 
 def _age(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:

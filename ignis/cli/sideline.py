@@ -13,7 +13,7 @@ from ignis.cli.inspection import show_messages
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
-from ignis.control.inspection import Row, failure_of, scan_magazine, sideline_reasons
+from ignis.control.inspection import Reason, Row, failure_of, scan_magazine, sideline_reasons
 from ignis.control.queue_depths import shard_states
 from ignis.errors import UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
@@ -31,40 +31,44 @@ def sideline() -> None:
 
 
 @sideline.command("list")
-@click.argument("queue", shell_complete=complete_queue)
+@click.argument("queue", required=False, shell_complete=complete_queue)
 @reason_option
-@click.option("--limit", type=click.IntRange(min=1), help="Look at no more than so many messages.")
+@click.option("--limit", type=click.IntRange(min=1), help="Look at no more than so many messages of a queue.")
 @common_options
 @pass_state
-def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
-    """Counts what is in QUEUE's sideline by reason, with the time since the oldest and the newest failure and the most frequent
-    error; --older-than elsewhere goes by that time. What is waiting has come back as often as max_returns or shovel_retry
-    says, or cannot, or was given up by its handler's retry: only 'ignis sideline shovel' brings it back."""
+def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limit: int | None) -> int:
+    """Counts what is in QUEUE's sideline, or in that of each queue, by reason.
+
+    With it stand the time since the oldest and the newest failure and the most frequent error; --older-than elsewhere goes by
+    that time. What is waiting has come back as often as max_returns or shovel_retry says, or cannot, or was given up by its
+    handler's retry: only 'ignis sideline shovel' brings it back.
+    """
     with state.store() as store:
-        queue_record(store, queue)
-        found = sideline_reasons(store, queue, limit=limit)
-    found = {name: one for name, one in found.items() if not reasons or name in reasons}
+        names = [one.name for one in store.queues.list()] if queue is None else [queue_record(store, queue).name]
+        found = {name: _wanted(sideline_reasons(store, name, limit=limit), reasons) for name in names}
     if state.json:
-        output.document(
+        documents = [
             {
-                "queue": queue,
-                "total": sum(one.count for one in found.values()),
-                "reasons": {name: one.as_dict() for name, one in found.items()},
+                "queue": name,
+                "total": sum(one.count for one in some.values()),
+                "reasons": {reason: one.as_dict() for reason, one in some.items()},
             }
-        )
+            for name, some in found.items()
+        ]
+        output.document({"queues": documents} if queue is None else documents[0])
         return exit_codes.OK
-    if not found:
-        output.remark(
-            f"the sideline of {queue} is empty" if not reasons else f"no message of {queue} failed for that reason"
-        )
+    if not any(found.values()):
+        where = "every sideline is empty" if queue is None else f"the sideline of {queue} is empty"
+        of = "" if queue is None else f" of {queue}"
+        output.remark(where if not reasons else f"no message{of} failed for that reason")
         return exit_codes.OK
     columns = ["reason", "count", "waiting", "oldest", "newest", "most frequent error", "of that"]
     rows = []
-    for name, one in found.items():
-        error, count = one.commonest()
-        rows.append(
-            [
-                name,
+    for name, some in found.items():
+        for reason, one in some.items():
+            error, count = one.commonest()
+            cells = [
+                reason,
                 output.number(one.count),
                 output.number(one.waiting),
                 output.age(one.oldest_s),
@@ -72,9 +76,15 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
                 output.preview(error or "-", 60),
                 output.number(count),
             ]
-        )
-    output.table(columns, rows, title=f"sideline of {queue}", right=["count", "waiting", "oldest", "newest", "of that"])
+            rows.append(cells if queue is not None else [name, *cells])
+    title = "sidelines" if queue is None else f"sideline of {queue}"
+    columns = columns if queue is not None else ["queue", *columns]
+    output.table(columns, rows, title=title, right=["count", "waiting", "oldest", "newest", "of that"])
     return exit_codes.OK
+
+
+def _wanted(found: dict[str, Reason], reasons: tuple[str, ...]) -> dict[str, Reason]:
+    return {name: one for name, one in found.items() if not reasons or name in reasons}
 
 
 @sideline.command("show")

@@ -27,7 +27,8 @@ __all__ = [
 Row = tuple[int, int, "bytes | None"]
 """Shard, pointer, record."""
 
-_PAGE = 1_000
+_PAGE, _FIRST_PAGE, _PAGE_BYTES = 1_000, 16, 8 << 20
+_PAST = 1 << 62
 _MOST_CLAIMS = 10_000
 """Claimed messages of one shard that are looked at; they are read for it."""
 _FAR_MS = 1 << 53
@@ -158,16 +159,25 @@ def failure_of(row: Row) -> tuple[str, str | None, int | None]:
 
 
 def scan_magazine(store: Store, magazine: str) -> Iterator[Row]:
-    """All records of a magazine, page by page; none when it was never declared."""
-    if not shard_states(store, magazine):
-        return
-    after: dict[int, int] | None = None
-    while True:
+    """All records of a magazine, claimed ones too, page by page of about 8 MiB; none when it was never declared. What comes
+    behind a shard's tail meanwhile is left out: who publishes must not keep this going for ever."""
+    ends = {one.shard: one.load_pointer for one in shard_states(store, magazine)}
+    after = {shard: _PAST for shard, end in ends.items() if not end}
+    limit = _FIRST_PAGE
+    while ends:
         try:
-            page = store.magazines.scan(magazine, after=after, limit=_PAGE)
+            page = store.magazines.scan(magazine, after=after, limit=limit)
         except QueueNotFoundError:
             return
-        yield from page
-        if len(page) < _PAGE:
+        for row in page:
+            shard, pointer, _ = row
+            if pointer > ends.get(shard, 0):
+                after[shard] = _PAST
+            if after.get(shard, 0) != _PAST:
+                after[shard] = pointer
+                yield row
+        if len(page) < limit:
             return
-        after = {**(after or {}), **{shard: pointer for shard, pointer, _ in page}}
+        # By the largest record of this page, and not much more than it had: what follows may be larger.
+        largest = max(len(data or b"") for _, _, data in page)
+        limit = max(1, min(_PAGE, limit * 4, _PAGE_BYTES // max(1, largest)))

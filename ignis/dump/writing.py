@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ignis._version import __version__
+from ignis.control.inspection import scan_magazine
+from ignis.control.queue_depths import shard_states
 from ignis.deadlines import ON_EXPIRY, on_expiry_of
 from ignis.dump.lines import FORMAT, VERSION, End, Head, Line, MessageLine, Place, QueueLine, line_of_record
-from ignis.errors import QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.shovel_rounds import SHOVEL_RETRY, shovel_retry_of
 from ignis.storage.base import QueueRecord, ShardState, Store
@@ -24,8 +25,6 @@ SETTINGS = (
 
 _PAGE_BYTES = 8 << 20
 _MOST = 1_000
-_FIRST = 16
-"""A page has so many records until it is known how large they are."""
 
 
 class Dumped:
@@ -67,42 +66,18 @@ def dump_queues(store: Store, records: Sequence[QueueRecord], places: Sequence[P
 
 
 def _states(store: Store, queue: str) -> list[list[ShardState]]:
-    return [_shards(store, magazine_of(queue, place)) for place in ("main", "later", "sideline")]
-
-
-def _shards(store: Store, magazine: str) -> list[ShardState]:
-    try:
-        return store.magazines.metadata(magazine)
-    except QueueNotFoundError:
-        return []
+    return [shard_states(store, magazine_of(queue, place)) for place in ("main", "later", "sideline")]
 
 
 def _stored(store: Store, queue: str, place: Place, done: Dumped) -> Iterator[MessageLine]:
-    magazine = magazine_of(queue, place)
-    past = 1 << 62
-    ends = {one.shard: one.load_pointer for one in _shards(store, magazine)}
-    after = {shard: past for shard, end in ends.items() if not end}
-    if not ends:
-        return
-    limit = _FIRST
-    while True:
-        page = store.magazines.scan(magazine, after=after, limit=limit)
-        for shard, pointer, data in page:
-            if pointer > ends.get(shard, 0):
-                after[shard] = past
-            if after.get(shard, 0) == past:
-                continue
-            after[shard] = pointer
-            if (line := _line(done, queue, place, shard, data, None)) is not None:
-                yield line
-        if len(page) < limit:
-            return
-        limit = _next_limit([len(data or b"") for _, _, data in page])
+    for shard, _, data in scan_magazine(store, magazine_of(queue, place)):
+        if (line := _line(done, queue, place, shard, data, None)) is not None:
+            yield line
 
 
 def _delayed(store: Store, queue: str, place: Place, done: Dumped) -> Iterator[MessageLine]:
     magazines = store.magazines
-    if not magazines.keeps_later or not _shards(store, queue):
+    if not magazines.keeps_later or not shard_states(store, queue):
         return
     # Once: two looks at the clocks differ, and messages that are due together would be no more.
     ahead_ms = round((store.now_s() - store.wall_s()) * 1000)
@@ -125,8 +100,3 @@ def _line(
         return None
     done.messages += 1
     return line_of_record(queue, place, shard, data, None if due_at_ms is None else max(0, due_at_ms))
-
-
-def _next_limit(sizes: Sequence[int]) -> int:
-    """By the largest record of the page before; not much more than it had, for what follows may be larger."""
-    return max(1, min(_MOST, len(sizes) * 4, _PAGE_BYTES // max(1, max(sizes, default=1))))

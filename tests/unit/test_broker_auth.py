@@ -439,7 +439,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failures_slow_a_name_at_an_address_down(users: UsersFile, clock: Clock, quick: None) -> None:
     assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
     right = Credentials(user="ann", password=SECRET, network="a")
-    with pytest.raises(TooManyRequestsError):
+    with pytest.raises(TooManyRequestsError, match="try again in 1 s"):
         users.authenticate(right)
     clock.now += 1.01
     assert users.authenticate(right).name == "ann"

@@ -116,8 +116,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "bench_report command exit_codes filters output state",
-        "bench broker_user confirm console demo deploy_files doctor leader queue_names relay worker_processes",
-        "autoscale broker completion dump inspection later pipeline publish queue worker workers",
+        "bench broker_user confirm console demo deploy_files doctor leader queue_names relay top worker_processes",
+        "autoscale broker completion dump find inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
     ),
     "ignis.dump": (
@@ -165,6 +165,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
         "inspection scheduler sweeper",
+        "queue_rates search",
     ),
     "ignis.demo": (
         "data results settings",

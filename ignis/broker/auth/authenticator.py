@@ -109,7 +109,7 @@ class UsersFile:
             if wait_s > 0:
                 more_s = math.ceil(wait_s)  # never 0: it is refused now
                 self._throttled("login of %s from %s refused for %d s more: too many failures", who, where, more_s)
-                raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, "failed logins")
+                raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, f"failed logins; try again in {more_s} s")
             if credentials.by_password:
                 user = self._proved(credentials)
         if user is None:

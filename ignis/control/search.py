@@ -1,0 +1,124 @@
+"""Looking for messages wherever a queue has them: waiting, claimed, delayed or failed. Claims nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ignis.control.inspection import scan_magazine
+from ignis.control.queue_depths import shard_states
+from ignis.errors import UnreadableMessageError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import Message
+from ignis.storage.base import Store
+
+__all__ = ["Found", "Query", "Search"]
+
+_PAGE, _PAGE_BYTES = 1_000, 8 << 20
+
+
+class Query(NamedTuple):
+    """What is looked for: messages that meet every condition. ``headers``: name and value, which is compared as text, or as JSON
+    where it is no text; ``text``: stands in the body, as UTF-8."""
+
+    id: str | None = None
+    key: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    text: str | None = None
+
+    def matches(self, message: Message) -> bool:
+        """Raises UnreadableMessageError where headers are asked for that cannot be read."""
+        if self.id is not None and message.id != self.id:
+            return False
+        if self.key is not None and message.key != self.key:
+            return False
+        if self.text is not None and self.text.encode("utf-8", "surrogateescape") not in message.body:
+            return False
+        return all(_has(message.headers, name, value) for name, value in self.headers)
+
+
+def _has(headers: dict[str, Any], name: str, value: str) -> bool:
+    if name not in headers:
+        return False
+    found = headers[name]
+    if isinstance(found, str):
+        return found == value
+    try:
+        return msgspec.json.encode(found).decode() == value
+    except Exception:  # whoever may publish chooses what stands there
+        return False
+
+
+class Found(NamedTuple):
+    """``state``: ``waiting``, ``in flight``, ``delayed`` or ``sideline``. ``due_ms``: by the store's clock."""
+
+    queue: str
+    state: str
+    shard: int
+    pointer: int
+    record: bytes
+    due_ms: int | None
+
+
+class Search:
+    """One pass over some queues. It reads every message until it is told to stop: an id has no index.
+
+    Args:
+        most: so many messages are looked at.
+        progress: told how many more were looked at.
+    """
+
+    def __init__(self, store: Store, query: Query, most: int, progress: Callable[[int], None] | None = None) -> None:
+        self.looked_at = 0
+        self.complete = True
+        """False once there were more than it may look at."""
+        self._store = store
+        self._query = query
+        self._most = most
+        self._progress = progress
+
+    def in_queue(self, queue: str) -> Iterator[Found]:
+        """What is found, as it is found: delayed, then in the queue, then in its sideline; a message mostly moves that way."""
+        for found in self._all(queue):
+            if self.looked_at >= self._most:
+                self.complete = False
+                return
+            self.looked_at += 1
+            if self._progress is not None and self.looked_at % _PAGE == 0:
+                self._progress(_PAGE)
+            if self._is_meant(found.record):
+                yield found
+
+    def _is_meant(self, record: bytes) -> bool:
+        try:
+            return self._query.matches(Message.from_bytes(record))
+        except UnreadableMessageError:
+            return False
+
+    def _all(self, queue: str) -> Iterator[Found]:
+        yield from self._delayed(queue)
+        fired = {one.shard: one.fire_pointer for one in shard_states(self._store, queue)}
+        for shard, pointer, record in scan_magazine(self._store, queue):
+            if record is not None:
+                yield Found(
+                    queue, "in flight" if pointer <= fired.get(shard, 0) else "waiting", shard, pointer, record, None
+                )
+        for shard, pointer, record in scan_magazine(self._store, queue + SIDELINE_SUFFIX):
+            if record is not None:
+                yield Found(queue, "sideline", shard, pointer, record, None)
+
+    def _delayed(self, queue: str) -> Iterator[Found]:
+        magazines = self._store.magazines
+        if not magazines.keeps_later or not shard_states(self._store, queue):
+            return
+        after: tuple[int, int, int] | None = None
+        while True:
+            page, stopped = magazines.list_later_within(queue, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES)
+            for one in page:
+                if one.record is not None:
+                    yield Found(queue, "delayed", one.shard, one.pointer, one.record, one.due_ms)
+            if not page or (len(page) < _PAGE and not stopped):
+                return
+            after = page[-1][:3]
