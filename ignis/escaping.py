@@ -7,9 +7,10 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PlainFormatter", "escape_uncaught", "plain", "print_trace"]
+__all__ = ["PlainFormatter", "escape_uncaught", "plain", "print_line", "print_trace", "print_traces_as"]
 
 _TAB = "\t"
 
@@ -36,15 +37,43 @@ class PlainFormatter(logging.Formatter):
         return _entry(super().format(record))
 
 
+Form = Callable[[BaseException | None, str], str]
+"""``form(exception, text)``: the line, without its end."""
+
+
+def _read(exc: BaseException | None, text: str) -> str:
+    """As people read it."""
+    if exc is None:
+        return plain(text, keep="\n")
+    trace = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
+    return _entry(f"{plain(text)}\n{trace}" if text else trace)
+
+
+_form: list[Form] = [_read]
+
+
+def print_traces_as(form: Form | None) -> None:
+    """What `print_trace` and `print_line` write has this form from now on; None = that for people."""
+    _form[0] = _read if form is None else form
+
+
+def print_line(text: str) -> None:
+    """A line on stderr, beside any log. Never raises."""
+    _print(None, text)
+
+
 def print_trace(exc: BaseException | None = None, head: str = "") -> None:
     """An exception's traceback on stderr, where it goes beside any log, behind a line that says what it is of; None = of the one
     that is handled now. Never raises."""
+    found = sys.exc_info()[1] if exc is None else exc
+    if found is not None:
+        _print(found, head)
+
+
+def _print(exc: BaseException | None, text: str) -> None:
     try:
-        found = sys.exc_info()[1] if exc is None else exc
-        if found is not None and sys.stderr is not None:
-            text = "".join(traceback.format_exception(type(found), found, found.__traceback__)).rstrip()
-            text = f"{plain(head)}\n{text}" if head else text
-            sys.stderr.write(_entry(text).encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+        if sys.stderr is not None:
+            sys.stderr.write(_form[0](exc, text).encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
     except BaseException:
         return
 

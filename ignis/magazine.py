@@ -90,7 +90,9 @@ class Published(NamedTuple):
 
 
 class MessageIds(Sequence[str]):
-    """A sequence of the ids of published messages, in order. It keeps bytes, and makes the text of an id when it is read."""
+    """A sequence of the ids of published messages, in order. It keeps bytes, and makes the text of an id when it is read.
+
+    Immutable."""
 
     __slots__ = ("_ids",)
 
@@ -115,7 +117,8 @@ class MessageIds(Sequence[str]):
 
 
 class Fired(Generic[M]):
-    """A claimed message with its place. `message` decodes it at each use; a `corrupt` one has no readable record."""
+    """A claimed message with its place. `message` decodes it at each use; a `corrupt` one has no readable record. Nothing in it
+    is changed later."""
 
     __slots__ = ("_codec", "pointer", "record", "shard")
 
@@ -382,7 +385,9 @@ class Magazine(Generic[M]):
 
     def fire(self, limit: int = 1) -> list[Fired[M]]:
         """Claims up to ``limit`` messages; ``[]`` when none is pending. The caller must `delete` or `reload` each one; else the
-        sweeper takes it."""
+        sweeper takes it.
+
+        Raises ConfigError, QueueNotFoundError, StoreError."""
         limit = check_whole(limit, "limit", 1)
         result = self._magazines.fire(self.name, limit, self._store.owner)
         for _ in range(MOST_FRUITLESS):
@@ -421,7 +426,7 @@ class Magazine(Generic[M]):
 
     def peek(self, limit: int = 10, *, pending_only: bool = True) -> list[Fired[M]]:
         """Reads up to ``limit`` messages, in shard and pointer order, without claiming them. ``pending_only``: leave out claimed
-        ones."""
+        ones. Raises as `fire` does."""
         limit = check_whole(limit, "limit", 1)
         rows = self._magazines.scan(self.name, limit=limit, pending_only=pending_only)
         return [Fired(shard, pointer, record, self.codec) for shard, pointer, record in rows]

@@ -193,7 +193,9 @@ class PublishingQueue(QueueParts[M]):
             return self._awaited
 
     def close_awaited(self, timeout: float | None = None) -> None:
-        """Ends the publisher of `apublish` when what it holds is durable. The next `apublish` makes another. Idempotent."""
+        """Ends the publisher of `apublish` when what it holds is durable. The next `apublish` makes another. Idempotent.
+
+        ``timeout``: seconds; None = ``publisher.close_timeout_s``."""
         with self._lock:
             awaited, self._awaited = self._awaited, None
         if awaited is not None:

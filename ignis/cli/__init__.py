@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
+    output.as_lines_of_json(_asked_for(arguments, "--log-format", "json"))
     try:
         closed = _open_standard_streams()
         if argv is None:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.error(exc.format_message(), code="error", retryable=False, exit_code=exc.exit_code, as_json=as_json)
         return exc.exit_code
     except (Exception, KeyboardInterrupt) as exc:
-        return _failed(exc, as_json, debug=_asked_for_debug(arguments))
+        return _failed(exc, as_json, debug=_asked_for(arguments, "--log-level", "debug"))
     return code if isinstance(code, int) else exit_codes.OK
 
 
@@ -129,8 +130,9 @@ def _usage(exc: click.UsageError, as_json: bool) -> int:
     return exit_codes.USAGE
 
 
-def _asked_for_debug(arguments: Sequence[str]) -> bool:
-    return "--log-level=debug" in arguments or ("--log-level", "debug") in itertools.pairwise(arguments)
+def _asked_for(arguments: Sequence[str], option: str, value: str) -> bool:
+    """Also before the options are read, and where they cannot be."""
+    return f"{option}={value}" in arguments or (option, value) in itertools.pairwise(arguments)
 
 
 def _open_standard_streams() -> set[str]:

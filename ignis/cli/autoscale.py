@@ -107,7 +107,7 @@ def autoscale(
             if state.json:
                 output.event({"event": "started", "url": endpoint.url})
             else:
-                output.remark(f"serving {endpoint.url}/scale")
+                output.remark(f"serving {endpoint.url}/scale", event="started")
         scaler.start()
         service = closing.enter_context(ServiceNotifier(stop.is_set))
         service.ready()

@@ -177,4 +177,7 @@ def _announce(state: State, made: Broker, health: HttpEndpoint | None) -> None:
         output.event({"event": "started", **made.status(), "port": made.port, **shown})
     else:
         shown_at = "" if health is None else f"; {health.url}/healthz"
-        output.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")
+        output.remark(
+            f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains",
+            event="started",
+        )

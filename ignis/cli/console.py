@@ -128,7 +128,7 @@ def console(
         if state.json:
             output.event({"event": "started", "pid": os.getpid(), "url": url})
         else:
-            output.remark(f"ignis console {os.getpid()} on {url}; SIGTERM or Ctrl-C ends it")
+            output.remark(f"ignis console {os.getpid()} on {url}; SIGTERM or Ctrl-C ends it", event="started", url=url)
 
     with ServiceNotifier(made.services.closing.is_set) as service:
         serve(made, listening, tls, announce)

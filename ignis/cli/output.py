@@ -21,9 +21,11 @@ from rich.table import Table
 
 from ignis.errors import IgnisError
 from ignis.escaping import plain
+from ignis.log_format import JsonFormatter
 
 __all__ = [
     "age",
+    "as_lines_of_json",
     "describe",
     "document",
     "error",
@@ -47,6 +49,7 @@ __all__ = [
 
 log = logging.getLogger("ignis.cli")
 
+_lines_of_json = [False]
 _EVENT_S = 2.0
 _EVENT_BYTES = 512
 """What a pipe that can be written to takes without waiting."""
@@ -109,18 +112,40 @@ def line(text: str, *, style: str = "") -> None:
         sys.stdout.write(text + "\n")
 
 
-def remark(text: str) -> None:
-    """A line that is no part of the result."""
+def as_lines_of_json(wanted: bool) -> None:
+    """With ``--log-format json``: whatever is written to stderr is one JSON object a line, with its ``event``."""
+    _lines_of_json[0] = wanted
+
+
+def _json_line(level: int, event: str, text: str, **fields: object) -> None:
+    made = {"name": log.name, "levelno": level, "levelname": logging.getLevelName(level), "msg": text, "event": event}
+    sys.stderr.write(JsonFormatter().format(logging.makeLogRecord(made | fields)) + "\n")
+
+
+def remark(text: str, *, event: str = "remark", **fields: object) -> None:
+    """A line that is no part of the result. ``event`` and ``fields``: of it as JSON."""
+    if _lines_of_json[0]:
+        _json_line(logging.INFO, event, text, **fields)
+        return
     sys.stderr.write(plain(text, keep="\n") + "\n")
 
 
 def warning(text: str) -> None:
     """A remark that should be seen."""
+    if _lines_of_json[0]:
+        _json_line(logging.WARNING, "warning", text)
+        return
     _on_stderr(f"ignis: {text}", "yellow")
 
 
 def error(message: str, *, code: str, retryable: bool, exit_code: int, as_json: bool) -> None:
     """The one line that says what went wrong; with ``as_json`` one JSON document, also on stderr."""
+    if _lines_of_json[0]:
+        fields: dict[str, object] = {"code": code, "retryable": retryable, "exit_code": exit_code}
+        if as_json:
+            fields["error"] = {"message": message, **fields}
+        _json_line(logging.ERROR, "failed", " ".join(message.split()), **fields)
+        return
     if as_json:
         body = {"code": code, "message": message, "retryable": retryable, "exit_code": exit_code}
         sys.stderr.write(to_json({"error": body}) + "\n")

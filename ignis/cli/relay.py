@@ -63,7 +63,9 @@ def relay(state: State, directory: str) -> int:
     if state.json:
         output.event({"event": "stopped", "pid": os.getpid(), **figures})
     else:
-        output.remark(f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)")
+        output.remark(
+            f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)", event="stopped"
+        )
     return exit_codes.OK
 
 
@@ -77,7 +79,9 @@ def _announce(state: State, running: Relay, ended: threading.Event, service: Ser
     if state.json:
         output.event({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
     else:
-        output.remark(f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops")
+        output.remark(
+            f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops", event="started"
+        )
 
 
 def _raise_file_limit() -> None:

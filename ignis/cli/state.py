@@ -15,8 +15,8 @@ import click
 from ignis.app import Ignis
 from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
-from ignis.escaping import PlainFormatter
-from ignis.log_format import JsonFormatter, log_uncaught
+from ignis.escaping import PlainFormatter, print_traces_as
+from ignis.log_format import JsonHandler, json_trace, log_uncaught
 from ignis.progress import make_progress
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
@@ -98,11 +98,14 @@ class State:
     def log_to_stderr(self, default: str = "warning") -> None:
         """Configures logging for this process, which is the command line's to do and never the library's."""
         level = (self.log_level or default).upper()
-        handler = logging.StreamHandler()
+        handler: logging.Handler
         if self.log_format == "json":
-            handler.setFormatter(JsonFormatter())
+            handler = JsonHandler()
             log_uncaught()
+            logging.captureWarnings(True)
+            print_traces_as(json_trace)
         else:
+            handler = logging.StreamHandler()
             handler.setFormatter(PlainFormatter(LOG_FORMAT))
         logging.basicConfig(level=level, handlers=[handler])
 

@@ -112,7 +112,8 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         else:
             output.remark(
                 f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}{_shown(endpoint)}; "
-                "SIGTERM or Ctrl-C drains"
+                "SIGTERM or Ctrl-C drains",
+                event="started",
             )
 
     endpoint: HttpEndpoint | None = None
@@ -163,7 +164,8 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
             names = ", ".join(supervisor.queues)
             output.remark(
                 f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}{_shown(endpoint)}; "
-                "SIGTERM drains"
+                "SIGTERM drains",
+                event="started",
             )
 
     supervisor = Supervisor(

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ignis.escaping import plain, print_trace
+from ignis.escaping import print_line, print_trace
 from ignis.process_hooks import FORKS
 
 __all__ = ["end_child", "ending_children"]
@@ -62,17 +62,12 @@ def _tell(queue: str, exc: BaseException | None) -> None:
     if not isinstance(exc, SystemExit):
         if exc is not None:
             print_trace(exc)
-        _print(
+        print_line(
             f"ignis: process {os.getpid()}, forked off by a handler of {queue!r}, came back from the handler and was ended: "
             "its parent goes on with the message; end such a child with os._exit()"
         )
     elif exc.code is not None and not isinstance(exc.code, int):
-        _print(str(exc.code))
+        print_line(str(exc.code))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-
-
-def _print(line: str) -> None:
-    if sys.stderr is not None:
-        print(plain(line), file=sys.stderr)

@@ -51,6 +51,8 @@ Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 class Context(Delivery):
     """What a handler and its middleware know about the delivery. One object per call, passed down explicitly.
 
+    It belongs to the thread or task that handles the message.
+
     >>> from ignis.testing import make_context
     >>> def handler(order: dict, ctx: Context) -> None:
     ...     print(ctx.queue, ctx.message.key, ctx.attempt, order)

@@ -369,6 +369,7 @@ class Lock:
     # -- the rest
 
     def forget_after_fork(self) -> None:
+        """Makes the lock, in the child of a fork, one that nobody here holds. The parent's hold goes on."""
         self._mutex = threading.Lock()
         self._drawing = threading.RLock()
         self.lost = threading.Event()

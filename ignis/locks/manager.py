@@ -142,7 +142,7 @@ class LockManager:
         return LockCalls(self._tables[level], self._key(lock_id), self.settings, self.now_s).get()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ends the renewals and releases what is still held. Idempotent."""
+        """Ends the renewals, within ``timeout`` seconds, and releases what is still held. Idempotent. Thread-safe."""
         with self._mutex:
             self._closed = True
             made, executor = list(self._made), self._executor
@@ -180,6 +180,7 @@ class LockManager:
         return f"{self.client_id}#{lock_id}"
 
     def forget_after_fork(self) -> None:
+        """Begins anew in the child of a fork: what the parent holds is not held here."""
         for one in list(self._made):
             one.forget_after_fork()
         self.begin()

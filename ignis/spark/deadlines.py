@@ -47,5 +47,5 @@ def ttl_within(ttl_s: float | None, ends: pa.Array, wall_s: float) -> float | No
     where all have one."""
     if ends.null_count or not len(ends):
         return ttl_s
-    left_s = max(LEAST_TTL_S, pc.max(ends).as_py() / 1000 - wall_s)
+    left_s: float = max(LEAST_TTL_S, pc.max(ends).as_py() / 1000 - wall_s)
     return left_s if ttl_s is None else min(ttl_s, left_s)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ignis.clock import Clock
 from ignis.config import PublisherSettings
@@ -33,6 +33,7 @@ from ignis.storage.later import KeepsLater
 from ignis.storage.pending_load import BeginsLoads
 from ignis.storage.purging import Purges
 from ignis.storage.records import (
+    KEEP_TTL,
     Abandoned,
     Claim,
     Fence,
@@ -80,9 +81,6 @@ __all__ = [
 MOST_FRUITLESS = 16
 """So often in a row `MagazineStore.fire` is called again when it brought nothing and says that there is more: others were
 quicker, or much had expired. After that what is there cannot be had now."""
-
-KEEP_TTL: Final = -1.0
-"""In place of a time to live, of `MagazineStore.transfer`: each record keeps its own."""
 
 RENEWALS = 4
 """How often within a queue's stuck time a living owner renews what it works on."""

@@ -25,13 +25,14 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ignis.config import QueueSettings, check_name, check_queue_name
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
+from ignis.native import PackedBatch
 from ignis.near_names import meant
 from ignis.storage.records import Fence, QueueRecord
 
@@ -204,6 +205,20 @@ def check_dues(dues_ms: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
                 raise ConfigError(
                     f"due time {shorten(due_ms)} is not a whole number of milliseconds in 0..{MOST_DUE_MS}"
                 )
+
+
+def check_shards(magazine: str, shards: Iterable[int], count: int) -> None:
+    """Raises ConfigError for a shard that the magazine does not have; it has ``count``."""
+    for shard in shards:
+        if not 0 <= shard < count:
+            raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {count}")
+
+
+def check_loadable(magazine: str, batches: Sequence[tuple[int, PackedBatch]], count: int) -> None:
+    """Raises ConfigError as `check_shards` does, and ValueError for a batch that was stored already."""
+    check_shards(magazine, (shard for shard, _ in batches), count)
+    if any(batch.sealed for _, batch in batches):
+        raise ValueError("the batch is sealed already")
 
 
 def check_record(record: QueueRecord, *, fractions: bool = False, any_name: bool = False) -> bytes:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ignis.errors import DelayNotSupportedError
 from ignis.native import PackedBatch
-from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer
 
 __all__ = ["LATER_SUFFIX", "MOVE_LIMIT", "Delayed", "KeepsLater", "MovedDue", "later_of"]
 
@@ -74,7 +74,7 @@ class KeepsLater:
         magazine: str,
         items: Sequence[Transfer],
         dues_ms: Sequence[int],
-        ttl_s: float | None = -1.0,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         """`MagazineStore.transfer` from the main magazine into its later one, with a due time for each item: a message that is to

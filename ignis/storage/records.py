@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "KEEP_TTL",
     "Abandoned",
     "Claim",
     "Fence",
@@ -24,6 +25,9 @@ __all__ = [
     "joined_runs",
     "runs_of_pointers",
 ]
+
+KEEP_TTL: Final = -1.0
+"""In place of a time to live, of `MagazineStore.transfer`: each record keeps its own."""
 
 Pointers = Mapping[int, Sequence[int]]
 """Shard -> pointers. How a set of records is named in every call."""

@@ -58,7 +58,7 @@ def test_order_and_target_shards(pair: MagazineStore) -> None:
 def test_a_bad_target_shard_moves_nothing(pair: MagazineStore) -> None:
     pair.load_records("a", 0, numbered(2))
     pair.fire("a", 2, "me")
-    with pytest.raises(ConfigError, match="shard 7"):
+    with pytest.raises(ConfigError, match="shard 7 of magazine 'b', which has 2"):
         pair.transfer("a", "b", [*items([1]), *items([2], target_shard=7)], None)
     assert state(pair, "a").in_flight == 2
     assert state(pair, "b").load_pointer == 0

@@ -158,6 +158,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "base",
         "child_log coroutine leading loop",
         "child thread",
+        "process_worker",
         "process",
         "factory",
     ),
@@ -201,7 +202,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "book",
     ),
     "ignis.spark": (
-        "_pyspark offsets",
+        "_pyspark deadlines offsets",
         "due_times",
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",

@@ -13,11 +13,10 @@ from ignis.native import PackedBatch
 from ignis.native.wire import MAX_POINTERS
 from ignis.storage.checks import check_dues, check_limit
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
-from ignis.storage.records import Fence, Pointers, Transfer, group_pointers
+from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer, group_pointers
 
 __all__ = ["BrokerLater"]
 
-_KEEP_TTL = -1.0
 _MOST_LISTED = 10_000
 
 
@@ -57,7 +56,7 @@ class BrokerLater(KeepsLater):
         magazine: str,
         items: Sequence[Transfer],
         dues_ms: Sequence[int],
-        ttl_s: float | None = _KEEP_TTL,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         check_dues([dues_ms], [len(items)])

@@ -22,6 +22,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from ignis.errors import IgnisError, QueueMismatchError, QueueNotFoundError, StoreError
@@ -130,6 +131,14 @@ class Catalogue:
         """The magazine, read anew when the shard is beyond those known: another process may have added some."""
         magazine = self.get(name)
         return magazine if 0 <= shard < magazine.shards else self.refresh(name)
+
+    def with_shards(self, name: str, shards: Iterable[int]) -> Magazine:
+        """`with_shard` for each of them."""
+        magazine = self.get(name)
+        for shard in shards:
+            if not 0 <= shard < magazine.shards:
+                return self.refresh(name)
+        return magazine
 
     def refresh(self, name: str) -> Magazine:
         """Reads the magazine's record. The magazines of a queue that Java has made are declared by the way. Raises

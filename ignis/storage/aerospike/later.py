@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
+from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.aerospike import remove
@@ -19,17 +19,16 @@ from ignis.storage.aerospike.later_records import MOST_MOVED, Delay, LaterRecord
 from ignis.storage.aerospike.layout import NO_DUE, LaterKeys
 from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.waits import Waits
-from ignis.storage.checks import check_dues, expiry_ms
+from ignis.storage.checks import check_dues, check_loadable, check_shards, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.later import LATER_SUFFIX, MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
-from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer
 from ignis.storage.runs import Runs, runs_of
 
 __all__ = ["AerospikeLater", "main_of_later"]
 
 Place = tuple[int, int]
 
-_KEEP_TTL = -1.0
 _MOVE, _LOOK = 2 * MOST_MOVED, 4 * MOST_MOVED
 """So many are moved before a claim at most, and so many of the earliest are looked at."""
 _PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
@@ -75,9 +74,8 @@ class AerospikeLater(KeepsLater):
         check_dues(dues_ms, [batch.count for _, batch in batches])
         expires_at_ms = expiry_ms(ttl_s)
         with self._call("loads"):
-            found = self._with_shards(magazine, [shard for shard, _ in batches])
-            if any(batch.sealed for _, batch in batches):
-                raise ValueError("the batch is sealed already")
+            found = self._catalogue.with_shards(magazine, (shard for shard, _ in batches))
+            check_loadable(magazine, batches, found.shards)
             if not batches:
                 return []
             items: list[Delay] = []
@@ -96,16 +94,6 @@ class AerospikeLater(KeepsLater):
                 self._tell(magazine)
             return firsts
 
-    def _with_shards(self, magazine: str, shards: Iterable[int]) -> Magazine:
-        """The magazine. Raises ConfigError when it does not have these shards."""
-        found = self._catalogue.get(magazine)
-        for shard in shards:
-            if not 0 <= shard < found.shards:
-                found = self._catalogue.with_shard(magazine, shard)
-            if not 0 <= shard < found.shards:
-                raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {found.shards}")
-        return found
-
     def _tell(self, magazine: str) -> None:
         """Who sleeps on this machine looks, and reckons anew."""
         self.waits.ring(magazine, ())
@@ -115,14 +103,16 @@ class AerospikeLater(KeepsLater):
         magazine: str,
         items: Sequence[Transfer],
         dues_ms: Sequence[int],
-        ttl_s: float | None = _KEEP_TTL,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         """Marked, put into the later magazine, removed: a process that dies before the removal leaves the messages of the call in
         both, with the same ids. The fence is read before the mark and before the put."""
         check_dues([dues_ms], [len(items)])
         with self._call("transfers"):
-            found = self._with_shards(magazine, (item.target_shard for item in items))
+            shards = [item.target_shard for item in items]
+            found = self._catalogue.with_shards(magazine, shards)
+            check_shards(magazine, shards, found.shards)
             dues: dict[Place, int] = {}
             for item, due_ms in zip(items, dues_ms, strict=True):
                 dues.setdefault((item.shard, item.pointer), due_ms)

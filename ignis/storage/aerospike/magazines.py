@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
+from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.append import Appender, Item
@@ -29,7 +29,7 @@ from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
 from ignis.storage.base import KEEP_TTL, MOST_FRUITLESS, MagazineStore
-from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
+from ignis.storage.checks import check_epoch, check_limit, check_loadable, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.records import Abandoned, Fence, FireResult, Pointers, Run, ShardState, Transfer, group_pointers
 from ignis.storage.runs import Runs, overlap, runs_of
@@ -100,14 +100,8 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
         pointer a consumer had sealed meanwhile stands further behind."""
         expires_at_ms = expiry_ms(ttl_s)
         with self._call("loads"):
-            found = self._catalogue.get(magazine)
-            for shard, batch in batches:
-                if not 0 <= shard < found.shards:
-                    found = self._catalogue.with_shard(magazine, shard)
-                if not 0 <= shard < found.shards:
-                    raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {found.shards}")
-                if batch.sealed:
-                    raise ValueError("the batch is sealed already")
+            found = self._catalogue.with_shards(magazine, (shard for shard, _ in batches))
+            check_loadable(magazine, batches, found.shards)
             if not batches:
                 return []
             items: list[Item] = []
@@ -269,10 +263,8 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
         """Marked, loaded, removed: a process that dies after the load leaves the message in both magazines, with the
         same id. The fence is read before the mark and before the load."""
         with self._call("transfers"):
-            origin, destination = self._catalogue.get(source), self._catalogue.get(target)
-            for item in items:
-                if not 0 <= item.target_shard < destination.shards:
-                    destination = self._catalogue.with_shard(target, item.target_shard)
+            origin = self._catalogue.get(source)
+            destination = self._catalogue.with_shards(target, (item.target_shard for item in items))
             count = self._remover.transfer(origin, destination, items, ttl_s, lambda: self._check_fence(fence))
             self.waits.ring(target, {item.target_shard for item in items})
             return count

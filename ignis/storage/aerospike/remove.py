@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.append import Appender, Item, Raw
@@ -24,9 +24,8 @@ from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.connection import Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import MOST_RIDING, Trickle
-from ignis.storage.base import KEEP_TTL
-from ignis.storage.checks import expiry_ms
-from ignis.storage.records import Pointers, Transfer
+from ignis.storage.checks import check_shards, expiry_ms
+from ignis.storage.records import KEEP_TTL, Pointers, Transfer
 
 __all__ = ["Remover"]
 
@@ -197,9 +196,7 @@ class Remover:
         check: Callable[[], None],
     ) -> int:
         """See `MagazineStore.transfer`; `move_out` into another magazine."""
-        for move in moves:
-            if not 0 <= move.target_shard < target.shards:
-                raise ConfigError(f"shard {move.target_shard} of {target.name!r}, which has {target.shards}")
+        check_shards(target.name, (move.target_shard for move in moves), target.shards)
         return self.move_out(source, moves, ttl_s, check, lambda _, items: self._appender.append(target, items))
 
     def move_out(

@@ -20,13 +20,12 @@ from ignis.storage.embedded.writes import Writes
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
-from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer
 from ignis.storage.runs import runs_of
 
 __all__ = ["EmbeddedLater"]
 
 _T = TypeVar("_T")
-_KEEP_TTL = -1.0
 _FIRST = (0, 0, 0)
 _AT_ONCE = 4_096
 """Messages that are read together for a list."""
@@ -75,11 +74,11 @@ class EmbeddedLater(KeepsLater):
         magazine: str,
         items: Sequence[Transfer],
         dues_ms: Sequence[int],
-        ttl_s: float | None = _KEEP_TTL,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         check_dues([dues_ms], [len(items)])
-        expires_at_ms = None if ttl_s == _KEEP_TTL else self._store.directory.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._store.directory.clock.expiry_ms(ttl_s)
         self.calls["transfers"] += 1
         if fence is not None or not items:  # the later magazine is made for what is put there, and not before
             self._catalogue.on(magazine, lambda main: transfers.fenced(self._store, main, fence, lambda _: None))

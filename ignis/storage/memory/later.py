@@ -6,16 +6,13 @@ import heapq
 import threading
 from collections.abc import Sequence
 
-from ignis.errors import ConfigError
 from ignis.native import PackedBatch
-from ignis.storage.checks import check_dues
+from ignis.storage.checks import check_dues, check_loadable, check_shards
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
 from ignis.storage.memory.state import MagazineState, StoreContext
-from ignis.storage.records import Fence, Pointers, Transfer
+from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer
 
 __all__ = ["MemoryLater"]
-
-_KEEP_TTL = -1.0
 
 
 class MemoryLater(KeepsLater):
@@ -41,11 +38,7 @@ class MemoryLater(KeepsLater):
         expires_at_ms = self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             main = self._get(magazine)
-            for shard, batch in batches:
-                if not 0 <= shard < len(main.shards):
-                    raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {len(main.shards)}")
-                if batch.sealed:
-                    raise ValueError("the batch is sealed already")
+            check_loadable(magazine, batches, len(main.shards))
             if not batches:
                 return []
             later = self._later(magazine, main)
@@ -64,17 +57,15 @@ class MemoryLater(KeepsLater):
         magazine: str,
         items: Sequence[Transfer],
         dues_ms: Sequence[int],
-        ttl_s: float | None = _KEEP_TTL,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         check_dues([dues_ms], [len(items)])
-        expires_at_ms = None if ttl_s == _KEEP_TTL else self._store.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             main = self._get(magazine)
             self._store.check_fence(fence)
-            for item in items:
-                if not 0 <= item.target_shard < len(main.shards):
-                    raise ConfigError(f"shard {item.target_shard} of {magazine!r}, which has {len(main.shards)}")
+            check_shards(magazine, (item.target_shard for item in items), len(main.shards))
             count = 0
             for item, due_ms in zip(items, dues_ms, strict=True):
                 shard = main.shards[item.shard] if 0 <= item.shard < len(main.shards) else None

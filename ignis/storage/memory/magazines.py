@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ignis.errors import ClosedError, ConfigError, QueueMismatchError, QueueNotFoundError, UnreadableMessageError
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import KEEP_TTL, MagazineStore
-from ignis.storage.checks import check_declaration, check_dues, check_limit, check_magazine, check_owner
+from ignis.storage.checks import (
+    check_declaration,
+    check_dues,
+    check_limit,
+    check_loadable,
+    check_magazine,
+    check_owner,
+    check_shards,
+)
 from ignis.storage.later import LATER_SUFFIX, later_of
 from ignis.storage.memory.later import MemoryLater
 from ignis.storage.memory.state import MagazineState, StoreContext
@@ -71,11 +79,7 @@ class MemoryMagazines(MemoryLater, MagazineStore):
         expires_at_ms = self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             found = self._get(magazine)
-            for shard, batch in batches:
-                if not 0 <= shard < len(found.shards):
-                    raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {len(found.shards)}")
-                if batch.sealed:
-                    raise ValueError("the batch is sealed already")
+            check_loadable(magazine, batches, len(found.shards))
             firsts = []
             for shard, batch in batches:
                 target = found.shards[shard]
@@ -283,9 +287,7 @@ class MemoryMagazines(MemoryLater, MagazineStore):
         with self._store.open_content():
             origin, destination = self._get(source), self._get(target)
             self._store.check_fence(fence)
-            for item in items:
-                if not 0 <= item.target_shard < len(destination.shards):
-                    raise ConfigError(f"shard {item.target_shard} of {target!r}, which has {len(destination.shards)}")
+            check_shards(target, (item.target_shard for item in items), len(destination.shards))
             # All of them out before the first goes in: within one magazine an arrival is not one of the items.
             moving: list[tuple[Transfer, int]] = []
             for item in items:

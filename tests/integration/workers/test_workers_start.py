@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.pools import child
 from ignis.consumer.pools import process as process_module
 from ignis.errors import WorkerStartError
 from tests.support import WAIT_S, eventually
@@ -107,8 +108,8 @@ def test_deaths_at_start_after_a_good_one_are_bounded(
     monkeypatch.setattr(process_module, "_RESTART_PAUSE_S", (0.0, 0.01))
     monkeypatch.setattr(process_module, "_MOST_FAILED_STARTS", 3)
     launched = []
-    real = process_module.child.launch
-    monkeypatch.setattr(process_module.child, "launch", lambda spec: launched.append(1) or real(spec))
+    real = child.launch
+    monkeypatch.setattr(child, "launch", lambda spec: launched.append(1) or real(spec))
     queue = make_queue()
     queue.app.start()
     consumer = queue.consumer
