@@ -12,9 +12,11 @@ cdef class Histogram:
     cdef double _bounds[MOST_BOUNDS]
     cdef uint64_t _own[WORDS]
     cdef uint64_t *_counts            # one more than there are bounds; behind the last of the most there may be, the sum
-    cdef uint64_t _taken[WORDS]       # what `take` has given to another already
+    cdef uint64_t _taken[MOST_BOUNDS + 1]   # what `take` has given to another already
+    cdef double _taken_sum_s
     cdef object _memory
     cdef int _size
     cdef readonly unsigned long long messages
     cdef void _put(self, double seconds, uint64_t count) noexcept
-    cdef double *_sum(self) noexcept
+    cdef double _sum(self) noexcept
+    cdef void _add_sum(self, double seconds) noexcept

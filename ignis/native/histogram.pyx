@@ -5,6 +5,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from ignis.native.record cimport IGN_RECORD_HEADER_BYTES
 from ignis.native.wait cimport ign_now_ns
@@ -63,8 +64,14 @@ cdef class Histogram:
             finally:
                 PyBuffer_Release(&view)
 
-    cdef double *_sum(self) noexcept:
-        return <double *>&self._counts[WORDS - 1]
+    cdef double _sum(self) noexcept:
+        cdef double sum_s
+        memcpy(&sum_s, &self._counts[WORDS - 1], sizeof(double))
+        return sum_s
+
+    cdef void _add_sum(self, double seconds) noexcept:
+        cdef double sum_s = self._sum() + seconds
+        memcpy(&self._counts[WORDS - 1], &sum_s, sizeof(double))
 
     def __reduce__(self):
         raise TypeError("a Histogram cannot be pickled or copied")
@@ -78,7 +85,7 @@ cdef class Histogram:
         while at < self._size and seconds > self._bounds[at]:
             at += 1
         self._counts[at] += count
-        self._sum()[0] += seconds * <double>count
+        self._add_sum(seconds * <double>count)
 
     def add(self, double seconds, unsigned long long count=1):
         """Counts so many of that duration each."""
@@ -122,10 +129,10 @@ cdef class Histogram:
             now = other._counts[i]
             self._counts[i] += now - other._taken[i]
             other._taken[i] = now
-        sum_s = other._sum()[0]
-        self._sum()[0] += sum_s - (<double *>&other._taken[WORDS - 1])[0]
-        (<double *>&other._taken[WORDS - 1])[0] = sum_s
+        sum_s = other._sum()
+        self._add_sum(sum_s - other._taken_sum_s)
+        other._taken_sum_s = sum_s
 
     def figures(self):
         """``counts``: of each bucket by itself, the last is that above all bounds; ``sum_s``: of all durations."""
-        return {"counts": [self._counts[i] for i in range(self._size + 1)], "sum_s": self._sum()[0]}
+        return {"counts": [self._counts[i] for i in range(self._size + 1)], "sum_s": self._sum()}
