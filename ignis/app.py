@@ -22,6 +22,7 @@ from ignis.config import (
     RetrySettings,
     SchedulesSettings,
     SweeperSettings,
+    TracingSettings,
     check_name,
     check_queue_name,
     check_section,
@@ -52,6 +53,7 @@ from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.raw_magazines import RawMagazines
 from ignis.storage.base import Store
+from ignis.tracing import open_tracing
 from ignis.urls import redacted
 
 __all__ = ["Ignis"]
@@ -84,7 +86,8 @@ class Ignis:
         farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file; default ``IGNIS_CONFIG``.
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader, schedules, tracing: settings of these components, as in
+            ``docs/settings.md``.
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: a function that gives seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an
             `ignis.testing.ManualClock`, which then also drives the memory store, locks and schedules.
@@ -106,6 +109,7 @@ class Ignis:
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
         schedules: Mapping[str, Any] | None = None,
+        tracing: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -129,6 +133,7 @@ class Ignis:
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
+        self._tracing = open_tracing(resolve(TracingSettings, _mapping(tracing, "tracing"), self.file))
         self.hooks = Hooks()
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(
@@ -206,6 +211,7 @@ class Ignis:
             start_late=self._start_late,
             failed=self._consumer_failed,
             close=self.close_quietly,
+            tracing=self._tracing,
         )
 
     # -- parts

@@ -15,10 +15,11 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-__all__ = ["JsonFormatter", "event_of", "log_uncaught"]
+__all__ = ["JsonFormatter", "add_fields", "event_of", "log_uncaught"]
 
 log = logging.getLogger("ignis.uncaught")
 
@@ -27,6 +28,15 @@ _BETWEEN = re.compile(r"[^a-z0-9]+")
 _MOST_EVENT = 60
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 """What every record has; the rest was given as ``extra``."""
+
+
+_more_fields: list[Callable[[logging.LogRecord], Mapping[str, object]]] = []
+
+
+def add_fields(fields: Callable[[logging.LogRecord], Mapping[str, object]]) -> None:
+    """Lines have what ``fields(record)`` gives too, such as the ids of a trace. Once for each function."""
+    if fields not in _more_fields:
+        _more_fields.append(fields)
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -55,6 +65,8 @@ class JsonFormatter(logging.Formatter):
         for name, value in vars(record).items():
             if name not in _OWN and value is not None:
                 line.setdefault(name, value)
+        for fields in _more_fields:
+            line.update(fields(record))
         if record.exc_info and record.exc_info[1] is not None:
             exc = record.exc_info[1]
             line["error_type"] = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")

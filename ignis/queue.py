@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
 from ignis.cancellation import Cancelled, cancel_message
@@ -34,6 +34,10 @@ from ignis.retries import Retry
 from ignis.shovel import Shovel
 from ignis.storage.os_errors import without_means
 from ignis.sweep_result import SweepResult
+from ignis.tracing.publishing import traced_publish, traced_publish_many, traced_send
+
+if TYPE_CHECKING:
+    from ignis.tracing.otel import Tracing
 
 __all__ = ["DECLARED", "Queue"]
 
@@ -74,6 +78,8 @@ class Queue(Generic[M]):
         self._handling: QueueHandling[M] = QueueHandling(app, self._definition, self._lock, self.context)
         self._times = QueueTimes()
         self._awaited: AsyncPublisher[M] | None = None
+        if app.tracing is not None:
+            self._trace_publishing(app.tracing)
 
     # -- what it is made of
 
@@ -95,6 +101,7 @@ class Queue(Generic[M]):
             self._app.clock(),
             self._app.hooks,
             self._times,
+            self._app.tracing,
         )
 
     @property
@@ -378,7 +385,23 @@ class Queue(Generic[M]):
                     times=self._times.publish,
                 )
         made.deadline_of = self._deadline
+        tracing = self._app.tracing
+        if tracing is not None:
+            made.send = traced_send(  # type: ignore[method-assign]
+                tracing, self.name, lambda: main.max_headers_bytes, made.send, waits=made.tells_stored
+            )
         return made
+
+    def _trace_publishing(self, tracing: Tracing) -> None:
+        """Puts spans round the calls of this object. The others have no look whether there is one."""
+
+        def limit_bytes() -> int:
+            return self.settings.max_headers_bytes
+
+        self.publish = traced_publish(tracing, self.name, limit_bytes, self.publish)  # type: ignore[method-assign]
+        self.publish_many = traced_publish_many(  # type: ignore[method-assign]
+            tracing, self.name, limit_bytes, self.publish_many
+        )
 
     # -- handling
 

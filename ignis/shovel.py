@@ -25,6 +25,7 @@ from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
 from ignis.storage.parts import in_parts
 from ignis.storage.records import group_pointers
+from ignis.tracing.returning import returning
 from ignis.upkeep import Timer, timers_of
 
 __all__ = ["Shovel", "ShovelResult", "waits"]
@@ -510,9 +511,13 @@ class Shovel:
                 result.waiting += max_returns is not None
             else:
                 moving.append(Transfer(claim.shard, pointer, fresh, claim.shard % main.shards))
-        if moving:
-            staying += self._transfer(moving, result)
-        return staying
+        if not moving:
+            return staying
+        tracing = self._queue().tracing
+        if tracing is None:
+            return [*staying, *self._transfer(moving, result)]
+        with returning(tracing, self._name, moving) as traced:
+            return [*staying, *self._transfer(traced, result)]
 
     def _transfer(self, moving: Sequence[Transfer], result: ShovelResult) -> Collection[tuple[int, int]]:
         """Moves them to the main magazine and counts them; returns (shard, pointer) of those that it refuses."""
