@@ -32,6 +32,7 @@ from ignis.consumer.pools.base import (
     COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
+    COMMAND_TRACED,
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.consumer.registered import Registered, registered
@@ -42,6 +43,7 @@ from ignis.history import extended, type_name
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
+from ignis.tracing.unsettled import report_to
 
 __all__ = [
     "NOTE_CANCEL",
@@ -156,6 +158,7 @@ def entry(spec: ChildSpec) -> None:
     sink = _ChildSink(outbox)
     handler.log.send = sink.say
     add_outlet(_ChildOutlet(inbox, sink))
+    report_to(lambda id, traceparent: sink.send(COMMAND_TRACED, (id, traceparent)))
 
     set_note = inbox.set_note
     timed = handler.timeout_s is not None

@@ -26,6 +26,7 @@ from ignis.consumer.pools.base import (
     COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
+    COMMAND_TRACED,
     INBOX_CAPACITY,
     Chunk,
     Pool,
@@ -44,6 +45,7 @@ from ignis.private_files import make_temporary
 from ignis.process_hooks import at_exit
 from ignis.retries import Backoff
 from ignis.stacks import start_thread
+from ignis.tracing import unsettled
 
 __all__ = ["ProcessPool"]
 
@@ -220,6 +222,8 @@ class _ProcessWorker(Worker):
                     self._work.tell(fraction, text)
                 elif command == COMMAND_SAW_CANCEL:
                     note_seen(self._pool.spec.queue, _decode(payload))
+                elif command == COMMAND_TRACED:
+                    unsettled.note(self._pool.spec.queue, *_decode(payload))
                 elif command == COMMAND_SAID:
                     self._pool.spec.log.forwarded(*_decode(payload))
                 elif command == COMMAND_RETURNED:
