@@ -9,6 +9,8 @@ import ignis
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.pools.base import Part
 from ignis.consumer.pools.loop import WorkLoop
+from ignis.figures import HANDLING
+from ignis.native.histogram import Histogram
 
 
 class _Inbox:
@@ -23,6 +25,7 @@ class _Sink:
 
     def __init__(self) -> None:
         self.done = 0
+        self.durations = Histogram(HANDLING.bounds_s)
 
     def on_done(self, first_id: int, count: int) -> None:
         self.done += count

@@ -179,7 +179,7 @@ int ign_store_keep_spare(ign_store *store, ign_generation *g, uint64_t bytes)
 #endif
     if (had != 0 && atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) >= bytes)
         return IGN_OK;
-    int rc, file;
+    int rc = ENOENT, file;
     if (had != 0) {
         char name[IGN_STORE_NAME_MAX];
         ign_store_file_name(name, "tmp-spare", head->generation, had);
@@ -188,11 +188,18 @@ int ign_store_keep_spare(ign_store *store, ign_generation *g, uint64_t bytes)
             rc = io->allocate(io, file, bytes);
             io->close(io, file);
         }
+    }
+    if (rc != ENOENT)
         rc = ign_store_error(rc);
-    } else {
-        rc = ign_store_lay_out(store, g, "tmp-spare", bytes, false, &drawn);
-        if (rc == IGN_OK && !atomic_compare_exchange_strong_explicit(&head->spare, &had, drawn, memory_order_seq_cst, memory_order_seq_cst))
+    else if (ign_store_sealed(g))
+        return IGN_E_STALE; /* its files are being removed */
+    else { /* none yet, or others have given it back since it was looked up, or it was removed by hand */
+        uint64_t now = atomic_load_explicit(&head->spare, memory_order_seq_cst);
+        rc = now == 0 || now == had ? ign_store_lay_out(store, g, "tmp-spare", bytes, false, &drawn) : IGN_EMPTY;
+        if (rc == IGN_OK && !atomic_compare_exchange_strong_explicit(&head->spare, &now, drawn, memory_order_seq_cst, memory_order_seq_cst)) {
             ign_store_give(store, g, "tmp-spare", drawn);
+            rc = IGN_EMPTY; /* others keep one, of a size that they say */
+        }
     }
     if (rc == IGN_OK)
         atomic_store_explicit(&head->spare_bytes, bytes, memory_order_seq_cst);

@@ -12,27 +12,13 @@ from typing import Any, Literal, TypeVar, overload
 
 from ignis.app_running import AppRunning
 from ignis.app_schedules import AppSchedules
+from ignis.app_settings import AppSettings
 from ignis.app_store import AppStore, open_app_store
-from ignis.clock import Clock
 from ignis.config import (
-    ConsumerSettings,
-    LeaderSettings,
-    PublisherSettings,
-    RefresherSettings,
-    RetrySettings,
-    SchedulesSettings,
-    SweeperSettings,
-    TracingSettings,
     check_name,
     check_queue_name,
-    check_section,
     check_text,
     check_timeout,
-    kind_of,
-    load_file,
-    resolve,
-    shown,
-    url_named,
 )
 from ignis.consumer import REMOVAL
 from ignis.consumer.handler import Middleware
@@ -43,7 +29,7 @@ from ignis.control.redelivery import take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
 from ignis.control.scheduler import Scheduler
 from ignis.control.sweeper import Sweeper, SweepResult
-from ignis.errors import ConfigError, IgnisError, PermissionDeniedError, PublishOnlyError
+from ignis.errors import IgnisError, PermissionDeniedError, PublishOnlyError
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
@@ -69,7 +55,7 @@ def _figures_of(queue: Queue[Any]) -> dict[str, Any]:
         return queue.local_stats()
 
 
-class Ignis:
+class Ignis(AppSettings):
     """An application on one store. It makes queues, and starts and stops what works on them.
 
     Thread-safe. Nothing is opened before first use.
@@ -113,39 +99,14 @@ class Ignis:
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.file = load_file(config)
-        found, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
-        self.url = found or None
-        self.client_id = check_name(client_id, "client_id")
-        self.farm_id = check_name(farm_id, "farm_id")
-        self.resources = _mapping(resources, "resources")
-        consumer, sweeper, refresher = (
-            _mapping(consumer, "consumer"), _mapping(sweeper, "sweeper"), _mapping(refresher, "refresher"),
+        super().__init__(
+            url=url, client_id=client_id, farm_id=farm_id, config=config, resources=resources, consumer=consumer,
+            sweeper=sweeper, refresher=refresher, publisher=publisher, leader=leader, schedules=schedules, tracing=tracing,
+            store=store, clock=clock,
         )  # fmt: skip
-        publisher, leader, store = (
-            _mapping(publisher, "publisher"), _mapping(leader, "leader"), _mapping(store, "store"),
-        )  # fmt: skip
-        if clock is not None and not callable(clock):
-            raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.layers: list[Middleware] = []
-        self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
-        check_section(RetrySettings, self.file)  # also of a policy that no handler names yet
-        self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
-        self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
-        schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
-        self._tracing = open_tracing(resolve(TracingSettings, _mapping(tracing, "tracing"), self.file))
+        self._tracing = open_tracing(self.tracing_settings)
         self.hooks = Hooks()
-        self.leader_settings = resolve(LeaderSettings, leader, self.file)
-        resolve(
-            PublisherSettings, publisher, self.file
-        )  # so that a bad value is refused here, not by the first publisher
-        self._publisher_given = dict(publisher)
-        self.store_options: dict[Any, Any] = dict(store)
-        for name in self.store_options:
-            if not isinstance(name, str) or name in ("url", "client_id", "farm_id"):
-                raise ConfigError(f"store has {shown(name)}, which is no option of a store")
-        self.clock = clock if isinstance(clock, Clock) else Clock(clock)
-        """The time by which this application acts."""
         self._opened = AppStore(
             lambda: open_app_store(
                 self.url, self._url_source, self.client_id, self.farm_id, self.store_options, self.clock
@@ -164,7 +125,7 @@ class Ignis:
             lambda: self.store,
             self.leader,
             lambda: self.running,
-            schedules_settings,
+            self.schedules_settings,
             lambda: self.clock,
             self.hooks,
             self._lock,
@@ -385,9 +346,8 @@ class Ignis:
     def _consumer_failed(self, exc: BaseException) -> None:
         self._running.failed(exc)
 
-    def _take_back(self, name: str) -> None:
-        if self.sweeper_settings.dead_owners:
-            take_back(self.store, name)
+    def _take_back(self, name: str) -> Mapping[tuple[str, str], int]:
+        return take_back(self.store, name).aside if self.sweeper_settings.dead_owners else {}
 
     def after_publish(self, fn: AfterPublish) -> AfterPublish:
         """Decorator: calls ``fn(queue, count)`` after ``count`` messages became durable, in the thread that stored them. An
@@ -402,10 +362,6 @@ class Ignis:
         check_callable(fn, "after_handling", "queue, handled, sidelined")
         self.hooks.add_after_handling(fn)
         return fn
-
-    def publisher_settings(self, given: Mapping[str, Any]) -> PublisherSettings:
-        """The settings of a publisher for which ``given`` was asked. Raises ConfigError."""
-        return resolve(PublisherSettings, {**self._publisher_given, **given}, self.file)
 
     def sweeper(self) -> Sweeper:
         """Returns the sweeper of this store. It sweeps only while this instance leads."""
@@ -568,9 +524,19 @@ class Ignis:
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
+            figures["set_aside"] = self.set_aside_here()
         if self._deciders is not None:
             figures["leaders"] = {scope: one.stats() for scope, one in self._deciders.known().items()}
         return figures
+
+    def set_aside_here(self) -> list[dict[str, Any]]:
+        """What the sweeper of this process has set aside, in the form of queues' figures, without asking the store."""
+        aside = {} if self._sweeper is None else dict(self._sweeper.aside)
+        return [
+            {"queue": queue, "consumer": {f"sidelined_{reason}": count}}
+            for (queue, reason), count in aside.items()
+            if count
+        ]
 
     def close(self, timeout: float | None = None) -> None:
         """Stops, stores what publishers still hold, then closes the store. Idempotent. Thread-safe.
@@ -630,12 +596,3 @@ class Ignis:
 
     def __repr__(self) -> str:
         return f"<Ignis {redacted(self.url or '')!r} {self.farm_id}/{self.client_id}>"
-
-
-def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        # Without the value: it may be a URL with its password, or pairs of names and secrets.
-        raise ConfigError(f"{name} is {kind_of(value)} and not a mapping of settings")
-    return value

@@ -11,8 +11,8 @@ import decimal
 import enum
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ M = TypeVar("M")
 _json_encode = msgspec.json.Encoder().encode
 _kinds_encoder = msgspec.msgpack.Encoder()
 _MAX_DEPTH = 1_000
+_ONLY_BYTES = frozenset({bytes})
 _ANYTHING = (Any, dict, list, tuple, set, frozenset, object)
 """Types of which every message that can be encoded can be read again."""
 _SCALARS = (
@@ -113,6 +114,13 @@ class BodyCodec(Generic[M]):
         if strict and not self._reads_back:
             # Makes no objects: a third of what reading back costs. Only a msgspec.Raw puts in what cannot be read.
             self._skim = msgspec.msgpack.Decoder(msgspec.Raw).decode
+
+    def encode_all(self, messages: Sequence[object]) -> Sequence[bytes]:
+        """`encode_checked` of each."""
+        if self.takes_any and set(map(type, messages)) == _ONLY_BYTES:  # encoded already
+            return cast("Sequence[bytes]", messages)
+        encode = self.encode_checked
+        return [encode(message) for message in messages]
 
     def encode_checked(self, message: object) -> bytes:
         """`encode`, with InvalidMessageError that names the message's type and the queue's, or the field that is wrong."""
@@ -354,9 +362,9 @@ def _field_names(value: Any) -> list[str]:
 
 
 def _encode_bytes(message: Any) -> bytes:
-    if isinstance(message, bytes):
+    if type(message) is bytes:
         return message
-    if isinstance(message, (bytearray, memoryview)):
+    if isinstance(message, (bytes, bytearray, memoryview)):
         try:
             return bytes(message)
         except Exception as exc:  # a view of what is gone

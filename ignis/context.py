@@ -37,7 +37,7 @@ class AppContext:
         clock: the time by which the application acts.
         publisher_settings: the settings of a publisher from those that were given. Raises ConfigError.
         paused: whether consumers of this process claim nothing for now.
-        take_back: recovers what dead processes hold of the queue of that name.
+        take_back: recovers what dead processes hold of the queue of that name; how many are set aside now, by queue and reason.
         sweep: sweeps the queue of that name by hand. Raises LockHeldError.
         start_late: a handler of the queue of that name was registered: it runs now if the application does.
         failed: told of the error by which a consumer ended.
@@ -57,7 +57,7 @@ class AppContext:
     clock: Callable[[], Clock]
     publisher_settings: Callable[[Mapping[str, Any]], PublisherSettings]
     paused: Callable[[], bool]
-    take_back: Callable[[str], None]
+    take_back: Callable[[str], Mapping[tuple[str, str], int]]
     sweep: Callable[[str], SweepResult]
     start_late: Callable[[str], None]
     failed: Callable[[BaseException], None]

@@ -15,7 +15,17 @@ from ignis.errors import ConfigError
 from ignis.storage.base import QueueRecord, Store
 from ignis.storage.checks import MAX_TTL_S, MAX_TTL_SAID
 
-__all__ = ["DROP", "LEAST_TTL_S", "ON_EXPIRY", "SIDELINE", "Deadline", "deadline_of", "note_on_expiry", "on_expiry_of"]
+__all__ = [
+    "DROP",
+    "LEAST_TTL_S",
+    "ON_EXPIRY",
+    "SIDELINE",
+    "Deadline",
+    "deadline_ms",
+    "deadline_of",
+    "note_on_expiry",
+    "on_expiry_of",
+]
 
 DROP, SIDELINE = "drop", "sideline"
 ON_EXPIRY = "on_expiry"
@@ -43,9 +53,25 @@ def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str) 
     """
     if expires_in is None and expires_at is None:
         return None
+    now_s = store.wall_s()
+    left_s = _left_s(now_s, expires_in, expires_at)
+    return Deadline(_at_ms(now_s + left_s), max(left_s, LEAST_TTL_S) if on_expiry == DROP else None)
+
+
+def deadline_ms(wall_s: float, expires_in: Any, expires_at: Any) -> int | None:
+    """The same for an envelope alone, milliseconds since 1970, where it is ``wall_s`` now."""
+    if expires_in is None and expires_at is None:
+        return None
+    return _at_ms(wall_s + _left_s(wall_s, expires_in, expires_at))
+
+
+def _at_ms(at_s: float) -> int:
+    return max(1, math.floor(at_s * 1000))
+
+
+def _left_s(now_s: float, expires_in: Any, expires_at: Any) -> float:
     if expires_in is not None and expires_at is not None:
         raise ConfigError("give expires_in or expires_at, not both")
-    now_s = store.wall_s()
     if expires_in is not None:
         left_s = unlimited_duration_s(expires_in, "expires_in")
         if not 0 < left_s <= MAX_TTL_S:
@@ -54,8 +80,7 @@ def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str) 
         left_s = _moment_s(expires_at) - now_s
         if left_s > MAX_TTL_S:
             raise ConfigError(f"expires_at = {shown(expires_at)} is more than {MAX_TTL_SAID} away")
-    at_ms = max(1, math.floor((now_s + left_s) * 1000))
-    return Deadline(at_ms, max(left_s, LEAST_TTL_S) if on_expiry == DROP else None)
+    return left_s
 
 
 def _moment_s(at: Any) -> float:

@@ -100,7 +100,9 @@ class ConsumerFigures:
     overdue: int = _rises("ignis_overdue", "Messages dropped here: their deadline had passed when their turn came.")
     timed: int = _rises()
     sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Of `sidelined`: by reason. In ``stats`` as ``sidelined_<reason>``, from the first on."""
+    """By reason: what is in `sidelined`, and what dead processes held when this consumer began.
+
+    In ``stats`` as ``sidelined_<reason>``, from the first on."""
 
     def counted(self) -> dict[str, Any]:
         """What only rises, by name."""
@@ -188,11 +190,14 @@ TIMES = (
     Time("wait", "ignis_wait_duration_seconds",
          "Of each message claimed here, from its first publish to the claim.", _AGE_S),
     Time("handling", "ignis_handler_duration_seconds",
-         "Of each message in its handler here; of quick ones that followed each other, their mean.", _WORK_S),
+         "Of each message in its handler here, each of a batch with the time of the whole call.", _WORK_S),
     Time("end_to_end", "ignis_end_to_end_duration_seconds",
          "Of each message handled here, from its first publish to the end of its handler.", _AGE_S),
 )  # fmt: skip
 """Of a queue: ``stats()["times"]``."""
+
+
+HANDLING = TIMES[2]
 
 
 class QueueTimes:

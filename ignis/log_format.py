@@ -9,6 +9,7 @@ arguments are put in: ``"claim on %s failed, trying again: %s"`` is ``claim_on_f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -19,24 +20,27 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-__all__ = ["JsonFormatter", "add_fields", "event_of", "log_uncaught"]
+__all__ = [
+    "JsonFormatter",
+    "JsonHandler",
+    "add_fields",
+    "error_type",
+    "event_of",
+    "extra_of",
+    "json_trace",
+    "log_uncaught",
+]
 
 log = logging.getLogger("ignis.uncaught")
 
 _PLACE = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z%]")
 _BETWEEN = re.compile(r"[^a-z0-9]+")
 _MOST_EVENT = 60
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
-"""What every record has; the rest was given as ``extra``."""
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event", "color_message"}
+"""What every record has; the rest was given as ``extra``. ``color_message`` is uvicorn's, for terminals."""
 
 
 _more_fields: list[Callable[[logging.LogRecord], Mapping[str, object]]] = []
-
-
-def add_fields(fields: Callable[[logging.LogRecord], Mapping[str, object]]) -> None:
-    """Lines have what ``fields(record)`` gives too, such as the ids of a trace. Once for each function."""
-    if fields not in _more_fields:
-        _more_fields.append(fields)
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -48,6 +52,28 @@ def event_of(record: logging.LogRecord) -> str:
     if len(words) > _MOST_EVENT:
         words = words[: _MOST_EVENT + 1].rpartition("_")[0] or words[:_MOST_EVENT]
     return words or _BETWEEN.sub("_", record.name.lower()).strip("_")
+
+
+def error_type(exc: BaseException) -> str:
+    """The exception's class with its module, without that for Python's own."""
+    try:
+        return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+    except Exception:  # a class of a metaclass that does not say
+        return "Exception"
+
+
+def extra_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What was given as ``extra``, and what `add_fields` adds."""
+    found = {name: value for name, value in vars(record).items() if name not in _OWN and value is not None}
+    for fields in _more_fields:
+        found.update(fields(record))
+    return found
+
+
+def add_fields(fields: Callable[[logging.LogRecord], Mapping[str, object]]) -> None:
+    """Lines have what ``fields(record)`` gives too, such as the ids of a trace. Once for each function."""
+    if fields not in _more_fields:
+        _more_fields.append(fields)
 
 
 class JsonFormatter(logging.Formatter):
@@ -62,16 +88,15 @@ class JsonFormatter(logging.Formatter):
             "message": _message(record),
             "pid": record.process,
         }
-        for name, value in vars(record).items():
-            if name not in _OWN and value is not None:
-                line.setdefault(name, value)
-        for fields in _more_fields:
-            line.update(fields(record))
+        for name, value in extra_of(record).items():
+            line.setdefault(name, value)
         if record.exc_info and record.exc_info[1] is not None:
             exc = record.exc_info[1]
-            line["error_type"] = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+            line["error_type"] = error_type(exc)
             line["error"] = _text(exc)
             line["trace"] = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+        elif record.exc_text:
+            line["trace"] = record.exc_text  # of another process, or of a handler before this one
         try:
             return json.dumps(line, default=_text)
         except (TypeError, ValueError):  # keys that are no text, or what holds itself
@@ -92,6 +117,29 @@ def _text(value: object) -> str:
         return str(value)
     except Exception as exc:
         return f"<{type(value).__name__} whose text raises {type(exc).__name__}>"
+
+
+class JsonHandler(logging.StreamHandler[Any]):
+    """Writes `JsonFormatter`'s lines to stderr, and what goes wrong with it as such a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the base's
+        exc = sys.exc_info()[1]
+        with contextlib.suppress(Exception):
+            self.stream.write(json_trace(exc, "a line could not be logged") + "\n")
+
+
+def json_trace(exc: BaseException | None, text: str) -> str:
+    """The line of something that goes beside any log, such as an exception that nobody catches."""
+    made = {"name": log.name, "levelno": logging.CRITICAL, "levelname": "CRITICAL", "msg": text or "uncaught exception"}
+    if exc is not None:
+        made["exc_info"] = (type(exc), exc, exc.__traceback__)
+    else:
+        made |= {"levelno": logging.WARNING, "levelname": "WARNING"}
+    return JsonFormatter().format(logging.makeLogRecord(made))
 
 
 def log_uncaught() -> None:

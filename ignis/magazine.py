@@ -11,6 +11,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
@@ -40,6 +41,8 @@ __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published", "q
 M = TypeVar("M")
 T = TypeVar("T")
 
+ID_BYTES = 16
+
 log = logging.getLogger("ignis.magazine")
 
 SIDELINE_SUFFIX = "_SIDELINE"
@@ -47,6 +50,9 @@ SIDELINE_SUFFIX = "_SIDELINE"
 
 MAX_SHARDS = 65_535
 MAX_MESSAGE_BYTES = 16 << 20
+
+_row = tuple.__new__
+"""Makes a named tuple without the function of Python's that its class makes one with."""
 
 _CHUNK_BODIES = 8_192
 """The most messages that `Magazine.load_many` stores in one transaction."""
@@ -88,23 +94,24 @@ class MessageIds(Sequence[str]):
 
     __slots__ = ("_ids",)
 
-    def __init__(self, ids: list[bytes]) -> None:
+    def __init__(self, ids: bytes) -> None:
         self._ids = ids
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) // ID_BYTES
 
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [id_text(one) for one in self._ids[index]]
-        return id_text(self._ids[index])
+        places = range(len(self))[index]  # raises IndexError
+        if isinstance(places, range):
+            return [self[place] for place in places]
+        return id_text(self._ids[places * ID_BYTES : (places + 1) * ID_BYTES])
 
     def __repr__(self) -> str:
-        return f"<{len(self._ids)} message ids>"
+        return f"<{len(self)} message ids>"
 
 
 class Fired(Generic[M]):
@@ -228,7 +235,7 @@ class Magazine(Generic[M]):
             metas=[meta] if meta else None,
         )
         placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
-        return Published(id_text(ids[0]), placed[0][0] if pointer else -1, pointer)
+        return _row(Published, (id_text(ids), placed[0][0] if pointer else -1, pointer))
 
     def load_many(
         self,
@@ -261,28 +268,25 @@ class Magazine(Generic[M]):
             keys = keys if isinstance(keys, (list, tuple)) else _listed(keys, "keys")
             if len(keys) != len(todo):
                 raise ConfigError(f"{len(keys)} keys were given for {len(todo)} messages")
-        encode, limit = self.codec.encode_checked, self.max_message_bytes
+        encode_all = self.codec.encode_all
         meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
-        ids: list[bytes] = []
+        ids: list[bytes] = []  # of each part, one behind the other
         for start in range(0, len(todo), _CHUNK_BODIES):
             part = todo[start : start + _CHUNK_BODIES]
-            bodies = [encode(message) for message in part]
-            largest = max(map(len, bodies))
-            if largest > limit:
-                raise MessageTooLargeError(largest, limit, "queue.max_message_bytes")
             shards = self.shards
             batches, part_ids = PackedBatch.pack_bodies(
-                bodies,
+                encode_all(part),
                 flags=self.codec.flags,
                 keys=None if keys is None else [encode_key(key) for key in keys[start : start + _CHUNK_BODIES]],
                 shards=shards,
                 any_shard=next(self._next_shard) % shards,
                 metas=[meta] * len(part) if meta else None,
+                max_body_bytes=self.max_message_bytes,
             )
             dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
             self.load_batches(batches, shards, dues_ms, deadline)
-            ids += part_ids
-        return MessageIds(ids)
+            ids.append(part_ids)
+        return MessageIds(b"".join(ids))
 
     def load_batches(
         self,
@@ -304,8 +308,9 @@ class Magazine(Generic[M]):
 
         Raises QueueRemovedError and what the store raises.
         """
-        if self.registration is not None:
-            self.registration.check()
+        registration = self.registration
+        if registration is not None and (registration.removed or monotonic() >= registration.due_s):
+            registration.check()
         ttl_s = self.ttl_s if deadline is None else deadline.ttl_within(self.ttl_s)
         if shards is None or shards == self.shards:
             try:

@@ -109,9 +109,20 @@ def encode_meta(
     """The envelope's growing part for a new message, with its deadline where it has one. Raises InvalidMessageError,
     MessageTooLargeError."""
     meta = _encode_headers(headers, max_bytes)
-    if expires_at_ms is None:
-        return meta
-    return _meta_encoder.encode({_DEADLINE: expires_at_ms, **decode_meta(meta)})
+    return meta if expires_at_ms is None else with_deadline(meta, expires_at_ms)
+
+
+def with_deadline(meta: bytes, expires_at_ms: int) -> bytes:
+    """The envelope's growing part with that deadline, in front, in place of any other. Raises UnreadableMessageError."""
+    rest = decode_meta(meta)
+    rest.pop(_DEADLINE, None)
+    return _meta_encoder.encode({_DEADLINE: expires_at_ms, **rest})
+
+
+def mortal_record(data: bytes, expires_at_ms: int) -> bytes:
+    """A record with that deadline. Raises UnreadableMessageError."""
+    record = Record(data)
+    return record.replace(meta=with_deadline(record.meta, expires_at_ms))
 
 
 def _encode_headers(headers: Mapping[str, Any] | None, max_bytes: int) -> bytes:

@@ -64,12 +64,17 @@ class Filter(NamedTuple):
 
 
 class AtMost:
-    """The filter of a shovel pass, which lets at most ``limit`` messages through. Shared by its workers; thread-safe."""
+    """The filter of a shovel pass, which lets at most ``limit`` messages through. Thread-safe."""
 
     def __init__(self, wanted: Filter, limit: int | None) -> None:
         self._wanted = wanted
         self._left = limit
         self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether it lets nothing more through: the pass ends."""
+        return self._left == 0
 
     def __call__(self, message: Message) -> bool:
         if not self._wanted.fits(message):

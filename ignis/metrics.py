@@ -184,6 +184,7 @@ class Collector(BaseCollector):
         _add_build(found)
         queues: list[Stats] = list(stats.get("queues", ()))
         _add_queues(found, queues, self._queues)
+        _add_set_aside(found, stats.get("set_aside") or (), self._queues)
         if "ring_depth" in stats:
             found.add("ignis_ring_depth", stats["ring_depth"])
         for one in stats.get("pool") or ():
@@ -292,6 +293,13 @@ def _add_queues(found: _Families, queues: list[Stats], bound: _Bound) -> None:
             if time.name in times:
                 found.add_time(time, times[time.name]["counts"], times[time.name]["sum_s"], label)
     found.add("ignis_queues_left_out", left_out)
+
+
+def _add_set_aside(found: _Families, aside: Iterable[Stats], bound: _Bound) -> None:
+    """What a sweeper has set aside, perhaps of queues that have no consumer here."""
+    for one in aside:
+        for key, value in one["consumer"].items():
+            found.add(SIDELINED.name, value, bound.label(one["queue"]), key.removeprefix(_SIDELINED))
 
 
 def _add_schedules(found: _Families, schedules: Iterable[Stats], bound: _Bound) -> None:

@@ -30,7 +30,8 @@ SECTIONS: tuple[tuple[str, str, tuple[Metric, ...]], ...] = (
         (
             "Of one worker, or of all worker processes of a supervisor: the dead ones count, so nothing falls. What a killed one "
             "did after its last report, half a second before at most, is in none. What the supervisor puts aside for a dead one "
-            "is in `ignis_recovered_total`. Take the sum over instances. A rate is PromQL's to make: "
+            "is in `ignis_recovered_total`, and in `ignis_sidelined_total` as `abandoned`, as is what the "
+            "sweeper here sets aside. Take the sum over instances. A rate is PromQL's to make: "
             "`sum by (queue) (rate(ignis_consumed_total[5m]))`."
         ),
         _COUNTED,
@@ -64,7 +65,8 @@ def reference() -> str:
         "",
         "Generated from `ignis/metric_catalogue.py` and `ignis/figures.py` (`python -m ignis.metrics_page`).",
         "`ignis worker --health-bind` and `ignis broker --health-bind` serve them under `/metrics`, with the extra `metrics`.",
-        "Alerts and a dashboard that use them are in `deploy/`; [runbook.md](runbook.md) says what to do about each alert.",
+        "Alerts and a dashboard that use them are among the [deployment files](deployment.md#the-files);",
+        "[runbook.md](runbook.md) says what to do about each alert.",
         "",
         "The first 1,000 queues that a process shows have labels of their own; the rest is summed under `queue=\"~other\"`, and",
         "`ignis_queues_left_out` says how many those are. Schedules likewise. Every other label has a fixed set of values.",

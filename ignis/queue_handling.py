@@ -169,8 +169,10 @@ class QueueHandling(Generic[M]):
                 self._check_retry(queue.spec)
             open_queue()
             if self.consumer is None and queue.spec is not None:
-                self._app.take_back(queue.name)
+                aside = self._app.take_back(queue.name)
                 consumer = self._new_consumer(queue.spec)
+                for (_, reason), count in aside.items():
+                    consumer.counts.sidelined_by[reason] += count
                 if held:
                     consumer.pause(START)
                 if self._app.paused():

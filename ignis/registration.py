@@ -28,7 +28,8 @@ class Registration:
         self._queues = queues
         self._name = name
         self._every_s = every_s
-        self._due_s = 0.0
+        self.due_s = 0.0
+        """When `check` asks the store again, by ``time.monotonic``. Before that it only looks at `removed`."""
         self._found = False
         self.removed = False
         self.on_shards: Callable[[], object] = lambda: None
@@ -38,17 +39,17 @@ class Registration:
     def opened(self) -> None:
         """The queue was found in the store, or registered there, just now."""
         self._found, self.removed = True, False
-        self._due_s = time.monotonic() + self._every_s
+        self.due_s = time.monotonic() + self._every_s
 
     def note_removed(self) -> None:
         """Somebody found out."""
         self.removed = self._found
-        self._due_s = time.monotonic() + self._every_s
+        self.due_s = time.monotonic() + self._every_s
 
     def check(self) -> None:
         """Before messages are stored; asks the store now and then. Raises QueueRemovedError."""
-        if self._found and time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + self._every_s
+        if self._found and time.monotonic() >= self.due_s:
+            self.due_s = time.monotonic() + self._every_s
             try:
                 queues = self._queues()
                 if queues.tells_removed:

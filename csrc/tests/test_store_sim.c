@@ -1023,6 +1023,7 @@ static void seeds_that_failed(void)
 {
     static const uint64_t seeds[] = {
         601230047, /* who was stopped in a recovery took files that others had removed meanwhile for lost ones */
+        1000534623, /* who was stopped in maintenance called it an error that others had removed what was kept for checkpoints */
     };
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
         history(seeds[i]);

@@ -23,7 +23,9 @@ try:
     from ignis.cli.console import console
     from ignis.cli.consume import consume
     from ignis.cli.demo import demo
+    from ignis.cli.deploy_files import deploy_files
     from ignis.cli.doctor import doctor
+    from ignis.cli.dump import dump, load
     from ignis.cli.inspection import peek, queues, stats
     from ignis.cli.later import later
     from ignis.cli.leader import leader
@@ -64,7 +66,7 @@ def cli(context: click.Context) -> None:
 
 for command in (
     worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
-    broker, console, pipeline, doctor, demo, bench, completion,
+    broker, console, pipeline, dump, load, doctor, demo, bench, deploy_files, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -42,6 +42,20 @@ __all__ = ["console"]
     help="A further origin that is the console's own, such as that of a proxy: https://queues.example.",
 )
 @click.option("--audit", type=click.Path(dir_okay=False), help="File that gets a line of JSON for each change.")
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1, 1_000),
+    default=24,
+    show_default=True,
+    help="Pulls that may wait for messages at a time.",
+)
+@click.option(
+    "--max-waiting-per-user",
+    type=click.IntRange(1, 1_000),
+    default=12,
+    show_default=True,
+    help="Of these, those of one user.",
+)
 @click.option("--open", "allow_open", is_flag=True, help="Allow other addresses than loopback without users and TLS.")
 @common_options
 @pass_state
@@ -54,6 +68,8 @@ def console(
     tls_key: str | None,
     origins: tuple[str, ...],
     audit: str | None,
+    max_waiting: int,
+    max_waiting_per_user: int,
     allow_open: bool,
 ) -> int:
     """Serves the console of a store on a port until SIGTERM, SIGINT or SIGHUP.
@@ -86,6 +102,8 @@ def console(
         anyone=anyone,
         origins=origins,
         audit=audit,
+        max_waiting=max_waiting,
+        max_waiting_per_user=max_waiting_per_user,
         host_checked=local,
         secure=tls is not None or any(one.startswith("https:") for one in origins),
         client_id=state.client_id or DEFAULT_CLIENT_ID,

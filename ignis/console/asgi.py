@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import resources
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,15 +28,17 @@ from ignis.config import check_whole
 from ignis.console.access import COOKIE, Access, Asked, Visitor
 from ignis.console.audit import AuditLog
 from ignis.console.call import Answer, Call, Services
+from ignis.console.documents import FILES, Document, Strangers, api_document, file_document
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases
-from ignis.console.openapi import document
 from ignis.console.refusals import RefusedError, document_of, status_of
+from ignis.console.requests import JSON, body_in, path_in, query_in
 from ignis.console.roles import READ
 from ignis.console.routes import PREFIX, ROUTES, ApiRoute
 from ignis.console.sessions import Sessions
 from ignis.console.snapshot import Snapshot
-from ignis.errors import BadRequestError, IgnisError
+from ignis.console.waiting import FOR_OPERATORS, Places
+from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 
 __all__ = ["Console", "application"]
@@ -47,22 +48,12 @@ log = logging.getLogger("ignis.console")
 T = TypeVar("T")
 
 _THREADS = 16
-_WAITING = 32
-"""Requests that may wait for seconds at a time, each in a thread that mostly sleeps."""
-_OF_PROGRAMS = 24
-"""Of these: programs that pull. The others are for operators."""
 _LOGINS = 2
-_MOST_LOGIN_BYTES = 16 << 10
-"""Whoever logs in has not said who they are yet."""
-_JSON = "application/json"
-_FILES = {
-    "/": ("index.htm", "text/html; charset=utf-8"),
-    "/assets/app.css": ("app.css", "text/css; charset=utf-8"),
-    "/assets/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/assets/api.js": ("api.js", "text/javascript; charset=utf-8"),
-    "/assets/pages.js": ("pages.js", "text/javascript; charset=utf-8"),
-    "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
-}
+_LEAVING = 8
+"""Threads for requests that have lost their place to others and are about to be answered."""
+_MOST_WAITING = 1_000
+_KNOWN = "ignis.known"
+"""Where a request's scope says that it is somebody's."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -76,7 +67,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-_UNTOLD = frozenset({"messages", "receipts", "password", "token"})
+_UNTOLD = frozenset({"messages", "receipts", "password", "token", "body", "body_text", "body_base64", "headers"})
 """What a request says that the audit log does not repeat: contents and secrets."""
 
 
@@ -93,6 +84,8 @@ def application(
     idle_s: float = 1_800.0,
     most_s: float = 43_200.0,
     max_body_bytes: int = 4 << 20,
+    max_waiting: int = 24,
+    max_waiting_per_user: int = 12,
     **options: Any,
 ) -> Console:
     """The console of a store, as an ASGI application: to be served by itself or mounted in another.
@@ -107,11 +100,15 @@ def application(
         secure: whether browsers send the session's cookie by TLS only. It is so anyhow for who logs in by TLS.
         idle_s, most_s: a session ends after so many seconds without a request, and so many after its login.
         max_body_bytes: of one request.
+        max_waiting: pulls that wait for messages at a time, each in a thread that mostly sleeps.
+        max_waiting_per_user: of these, those of one user.
         options: of `Ignis`, where ``store`` is a URL: ``client_id``, ``farm_id``, ``config``, ...
 
     Raises ConfigError, also for a users file that cannot be read. The store is opened with the first request that needs it.
     """
     check_whole(max_body_bytes, "max_body_bytes", 1)
+    check_whole(max_waiting, "max_waiting", 1, _MOST_WAITING)
+    check_whole(max_waiting_per_user, "max_waiting_per_user", 1, _MOST_WAITING)
     access = Access(
         None if users is None else UsersFile(users), anyone, Sessions(idle_s, most_s), origins=origins,
         host_checked=host_checked,
@@ -121,21 +118,35 @@ def application(
     services = Services(
         app, owned, access, AuditLog(audit), Snapshot(lambda: app.store), Jobs(), Leases(lambda: app.store)
     )
-    return Console(services, secure=secure, max_body_bytes=max_body_bytes)
+    return Console(
+        services, secure=secure, max_body_bytes=max_body_bytes, max_waiting=max_waiting,
+        max_waiting_per_user=max_waiting_per_user,
+    )  # fmt: skip
 
 
 class Console:
     """An ASGI application. `close` it after its server has stopped; where a server runs its lifespan, that does it."""
 
-    def __init__(self, services: Services, *, secure: bool = False, max_body_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self,
+        services: Services,
+        *,
+        secure: bool = False,
+        max_body_bytes: int = 4 << 20,
+        max_waiting: int = 24,
+        max_waiting_per_user: int = 12,
+    ) -> None:
         self.services = services
         self._secure = secure
         self._max_body_bytes = max_body_bytes
         self._said = LimitedLog(log)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ignis-console")
-        self._waiting = ThreadPoolExecutor(_WAITING, thread_name_prefix="ignis-console-wait")
+        self._waiting = ThreadPoolExecutor(
+            max_waiting + FOR_OPERATORS + _LEAVING, thread_name_prefix="ignis-console-wait"
+        )
         self._checking = ThreadPoolExecutor(_LOGINS, thread_name_prefix="ignis-console-login")
-        self._waits = 0
+        self.places = Places(max_waiting, max_waiting_per_user)
+        self._strangers = Strangers()
         self._logins: Logins | None = None
         self._closed = threading.Lock()
         self._is_closed = False
@@ -149,7 +160,7 @@ class Console:
             for path, rows in by_path.items()
         ]
         found.append(Route(f"{PREFIX}/openapi.json", self._openapi))
-        found += [Route(path, partial(self._file, *file)) for path, file in _FILES.items()]
+        found += [Route(path, partial(self._file, *file)) for path, file in FILES.items()]
         starlette = Starlette(
             routes=found,
             lifespan=self._lifespan,
@@ -162,6 +173,8 @@ class Console:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = {**_HEADERS, **({"strict-transport-security": "max-age=31536000"} if _by_tls(scope) else {})}
+                if self._strangers.answered(scope.get("client"), bool(scope.get(_KNOWN))):
+                    headers["connection"] = "close"
                 message = {
                     **message,
                     "headers": [*message["headers"], *((one.encode(), said.encode()) for one, said in headers.items())],
@@ -190,15 +203,11 @@ class Console:
     # -- what is no call of the API
 
     async def _file(self, name: str, kind: str, request: Request) -> Response:
-        refused = self._misdirected(request)
-        if refused is not None:
-            return refused
-        data = await asyncio.get_running_loop().run_in_executor(self._pool, _read_file, name)
-        return Response(data, media_type=kind, headers={"cache-control": "no-cache"})
+        return self._misdirected(request) or _tagged(file_document(name), kind, request)
 
     async def _openapi(self, request: Request) -> Response:
-        refused = self._misdirected(request)
-        return refused or _json(document(ROUTES, request.scope.get("root_path", "") or "/"))
+        root = request.scope.get("root_path", "") or "/"
+        return self._misdirected(request) or _tagged(api_document(root), JSON, request)
 
     def _misdirected(self, request: Request) -> Response | None:
         try:
@@ -224,9 +233,11 @@ class Console:
         call: Call | None = None
         try:
             visitor = await self._in_thread(partial(self._visitor, row, asked))
+            request.scope[_KNOWN] = visitor.via != "nobody"
             call = Call(self.services, visitor, asked, request.path_params)
             await self._in_thread(partial(self._admit, row, call))
-            call.query, call.body = _query(row, request), await self._body(row, request)
+            call.query = query_in(row, request.query_params.multi_items())
+            call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes)
             answer = await self._answered(row, call, request)
             response = self._response(answer, asked)
         except ClientDisconnect:
@@ -236,7 +247,7 @@ class Console:
                 self._said.error("%s %s failed", row.method, row.path, about=row.path, exc_info=exc)
             response = _refusal(exc)
         if row.mutating and call is not None and (row.asks_first or call.admitted or call.visitor.known):
-            await self._in_thread(partial(self._audit, row, call, request.url.path, response.status_code))
+            await self._in_thread(partial(self._audit, row, call, path_in(request.scope), response.status_code))
         return response
 
     def _visitor(self, row: ApiRoute, asked: Asked) -> Visitor:
@@ -259,26 +270,24 @@ class Console:
     async def _answered(self, row: ApiRoute, call: Call, request: Request) -> Answer:
         if row.asks_first:
             return await self._in_line(call, row)
-        if not row.waits:
+        if not row.waits or call.body.wait_s <= 0:
             found = await self._in_thread(partial(row.handler, call))
         else:
-            most = _OF_PROGRAMS if row.group == "gateway" else _WAITING
-            found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request, most)
+            who = None if self.services.access.open else call.visitor.name
+            program = row.group == "gateway"
+            with self.places.of_program(who, call.enough) if program else self.places.of_operator(who):
+                found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request)
         return found if isinstance(found, Answer) else Answer(found)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _in_waiting_thread(self, work: Callable[[], T], gone: threading.Event, request: Request, most: int) -> T:
+    async def _in_waiting_thread(self, work: Callable[[], T], gone: threading.Event, request: Request) -> T:
         """For what may take seconds. When the client leaves meanwhile, ``gone`` is set."""
-        if self._waits >= most:
-            raise RefusedError("too_many_requests", f"{self._waits} requests wait already")
-        self._waits += 1
         watching = asyncio.create_task(_watch(request.receive, gone))
         try:
             return await asyncio.get_running_loop().run_in_executor(self._waiting, work)
         finally:
-            self._waits -= 1
             watching.cancel()
 
     async def _in_line(self, call: Call, row: ApiRoute) -> Answer:
@@ -310,24 +319,6 @@ class Console:
         logins.enter(begin, refused, answer.done, call.asked.network, call.body.user)
         return await answer
 
-    async def _body(self, row: ApiRoute, request: Request) -> Any:
-        """What was sent, as the route wants it. Raises RefusedError, BadRequestError."""
-        if row.body is None:
-            return None
-        most = min(self._max_body_bytes, _MOST_LOGIN_BYTES) if row.asks_first else self._max_body_bytes
-        data = bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise RefusedError("body_too_large", f"this request has at most {most} bytes")
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if data and kind != _JSON:
-            raise RefusedError("unsupported_media_type", f"send the body as {_JSON}")
-        try:
-            return msgspec.json.decode(bytes(data) or b"{}", type=row.body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
-            raise BadRequestError(str(exc)) from None
-
     def _response(self, answer: Answer, asked: Asked) -> Response:
         response = _json(answer.value, answer.status)
         if answer.cookie is not None:
@@ -343,14 +334,16 @@ class Console:
 
     def _audit(self, row: ApiRoute, call: Call, path: str, status: int) -> None:
         said = {} if call.body is None else msgspec.structs.asdict(call.body)
-        told = {name: value for name, value in said.items() if name not in _UNTOLD}
+        told = {name: value for name, value in said.items() if name not in _UNTOLD and value is not msgspec.UNSET}
         user = call.audited.pop("user", call.visitor.name)
-        self.services.audit.write(
-            {
-                "user": user, "via": call.visitor.via, "from": call.asked.network, "method": row.method,
-                "path": path[:500], "status": status, "asked": told, **call.audited,
-            }
-        )  # fmt: skip
+        entry = {
+            "user": user, "via": call.visitor.via, "from": call.asked.network, "method": row.method,
+            "path": path[:500], "status": status, "asked": told, **call.audited,
+        }  # fmt: skip
+        if row.asks_first and status >= 400:
+            self.services.audit.write_refused_login(entry)
+        else:
+            self.services.audit.write(entry)
 
 
 def _asked(request: Request) -> Asked:
@@ -363,19 +356,6 @@ def _asked(request: Request) -> Asked:
     )
 
 
-def _query(row: ApiRoute, request: Request) -> Any:
-    given = request.query_params.multi_items()
-    names = [name for name, _ in given]
-    if row.query is None:
-        return None
-    if len(set(names)) != len(names):
-        raise BadRequestError("each part of the query may be given once")
-    try:
-        return msgspec.convert(dict(given), row.query, strict=False)
-    except msgspec.ValidationError as exc:
-        raise BadRequestError(str(exc)) from None
-
-
 async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Event) -> None:
     """Until the client leaves. What else it sends is none of the request's."""
     while (await receive())["type"] != "http.disconnect":
@@ -385,8 +365,15 @@ async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Even
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(
-        msgspec.json.encode(value) + b"\n", status, {"cache-control": "no-store", **(headers or {})}, media_type=_JSON
+        msgspec.json.encode(value) + b"\n", status, {"cache-control": "no-store", **(headers or {})}, media_type=JSON
     )
+
+
+def _tagged(found: Document, kind: str, request: Request) -> Response:
+    headers = {"cache-control": "no-cache", "etag": found.etag}
+    if found.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.data, media_type=kind, headers=headers)
 
 
 def _refusal(exc: BaseException) -> Response:
@@ -396,7 +383,3 @@ def _refusal(exc: BaseException) -> Response:
 
 def _by_tls(scope: Scope) -> bool:
     return scope.get("scheme") == "https"
-
-
-def _read_file(name: str) -> bytes:
-    return resources.files("ignis.console").joinpath("web").joinpath(name).read_bytes()

@@ -63,10 +63,17 @@ class Call:
     query: Any = None
     body: Any = None
     gone: threading.Event = field(default_factory=threading.Event)
+    enough: threading.Event = field(default_factory=threading.Event)
+    """Set when another user needs its place: it is answered now, with what there is."""
     admitted: bool = False
     """Whether its visitor may make it."""
     audited: dict[str, Any] = field(default_factory=dict)
     """What the audit log is to say of it, beside what every line has."""
+
+    def check_again(self, needs: str) -> None:
+        """Raises what refuses it now: while it waited its user may have been removed, or lost a right."""
+        self.visitor = self.services.access.visitor(self.asked)
+        self.visitor.require(needs, self.path.get("queue"))
 
     @property
     def store(self) -> Store:

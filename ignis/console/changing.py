@@ -113,6 +113,8 @@ def redrive(call: Call) -> Answer:
     """Brings messages of the sideline back to the queue."""
     asked: RedriveBody = call.body
     wanted, limit = _wanted(asked.where, asked.all), asked.limit
+    if wanted.ids:  # when all of them are found the rest need not be looked at
+        limit = min(len(wanted.ids), limit or len(wanted.ids))
     queue = call.services.app.queue(call.record().name)
     call.audited.update(dry_run=asked.dry_run)
 

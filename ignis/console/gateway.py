@@ -13,17 +13,31 @@ from msgspec import Meta
 
 from ignis.config import check_timeout
 from ignis.console.call import Call
+from ignis.console.roles import CONSUME
 from ignis.control.inspection import message_dict
 from ignis.deadlines import SIDELINE, on_expiry_of
-from ignis.errors import BadRequestError, DrainingError, InvalidMessageError, UnreadableMessageError
+from ignis.errors import BadRequestError, DrainingError, IgnisError, InvalidMessageError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_EXPIRED, REASON_UNREADABLE, Message, corrupt_record, failed_record
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.storage.base import Claim, QueueRecord, Transfer
 from ignis.storage.parts import transfer_all
+from ignis.storage.records import group_pointers
 
-__all__ = ["Extend", "Publish", "Pull", "Receipts", "Release", "acknowledge", "extend", "publish", "pull", "release"]
+__all__ = [
+    "Extend",
+    "Publish",
+    "Pull",
+    "Receipts",
+    "Release",
+    "acknowledge",
+    "decoded_body",
+    "extend",
+    "publish",
+    "pull",
+    "release",
+]
 
 _MOST_MESSAGES = 1_000
 _PULL_BYTES = 4 << 20
@@ -96,7 +110,7 @@ def publish(call: Call) -> dict[str, Any]:
     queue: Queue[Any] = call.services.app.queue(record.name)
     queue.open()
     call.audited.update(messages=len(asked.messages))
-    bodies = [_body(one, queue.codec.name) for one in asked.messages]
+    bodies = [decoded_body(one.body, one.body_text, one.body_base64, queue.codec.name) for one in asked.messages]
     when: dict[str, Any] = {
         "delay": asked.delay, "at": asked.at, "expires_in": asked.expires_in, "expires_at": asked.expires_at,
     }  # fmt: skip
@@ -117,24 +131,28 @@ def publish(call: Call) -> dict[str, Any]:
     return {"queue": record.name, "ids": ids}
 
 
-def _body(one: Outgoing, codec: str) -> Any:
+def decoded_body(
+    body: msgspec.Raw | msgspec.UnsetType,
+    text: str | msgspec.UnsetType,
+    data: str | msgspec.UnsetType,
+    codec: str,
+) -> Any:
     """The body as the queue's codec takes it. Raises BadRequestError, InvalidMessageError."""
-    given = [name for name in ("body", "body_text", "body_base64") if getattr(one, name) is not msgspec.UNSET]
-    if len(given) != 1:
+    if sum(one is not msgspec.UNSET for one in (body, text, data)) != 1:
         raise BadRequestError("give each message one of body, body_text and body_base64")
-    if isinstance(one.body, msgspec.Raw):
+    if isinstance(body, msgspec.Raw):
         if codec == "raw":
             raise InvalidMessageError("this queue has the codec raw: give body_text or body_base64")
         try:
-            return msgspec.json.decode(one.body)
+            return msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
             raise InvalidMessageError(f"body is no JSON value: {exc}") from None
     if codec != "raw":
         raise InvalidMessageError(f"this queue has the codec {codec}: give body, a JSON value")
-    if isinstance(one.body_text, str):
-        return one.body_text.encode("utf-8", "surrogatepass")
+    if isinstance(text, str):
+        return text.encode("utf-8", "surrogatepass")
     try:
-        return base64.b64decode(str(one.body_base64), validate=True)
+        return base64.b64decode(str(data), validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InvalidMessageError(f"body_base64 is no base64: {exc}") from None
 
@@ -147,6 +165,7 @@ def pull(call: Call) -> dict[str, Any]:
     leases.check_room(asked.limit)
     until_s = time.monotonic() + check_timeout(asked.wait_s)
     ready: list[tuple[int, int, bytes]] = []
+    waited = False
     while not call.gone.is_set():
         if call.services.closing.is_set():
             raise DrainingError("the console ends")
@@ -158,8 +177,11 @@ def pull(call: Call) -> dict[str, Any]:
             found = magazines.fire(record.name, asked.limit, call.store.owner, max_bytes=_PULL_BYTES)
             ready = [row for claim in found.claims for row in _sorted(call, record, claim)]
         left_s = until_s - time.monotonic()
-        if ready or left_s <= 0:
+        if waited:
+            _check_again(call, record, ready)
+        if ready or left_s <= 0 or call.enough.is_set():
             break
+        waited = True
         if paused:
             call.services.closing.wait(min(_STEP_S, left_s))
         elif found.claims or found.more:
@@ -176,6 +198,16 @@ def pull(call: Call) -> dict[str, Any]:
         for one, row in zip(held, ready, strict=True)
     ]
     return {"queue": record.name, "messages": messages}
+
+
+def _check_again(call: Call, record: QueueRecord, claimed: list[tuple[int, int, bytes]]) -> None:
+    """Raises what refuses the pull by now. What it has claimed goes back, not counted."""
+    try:
+        call.check_again(CONSUME)
+    except IgnisError:
+        if claimed:
+            call.store.magazines.reload(record.name, group_pointers(row[:2] for row in claimed))
+        raise
 
 
 def _shown(row: tuple[int, int, bytes], bodies: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -22,25 +21,26 @@ from ignis.later import DelayedMessage, Later
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message_filter import Filter
 from ignis.schedules.book import Schedule
+from ignis.storage.bounded_reads import PAST, scan_fitting
 from ignis.told_progress import progress_of
 from ignis.urls import redacted
 
 __all__ = [
-    "DelayedQuery", "MessagesQuery", "ReasonsQuery", "SidelineQuery", "delayed", "health", "leaders", "message", "messages",
-    "overview", "queue", "reasons", "schedule_document", "schedules", "shards", "sideline", "sideline_message", "store_figures",
-    "workers",
+    "DelayedQuery", "MessagesQuery", "ReasonsQuery", "SidelineQuery", "body_text", "delayed", "health", "message",
+    "messages", "overview", "queue", "reasons", "schedule_document", "schedules", "shards", "sideline", "sideline_message",
+    "stored_record", "workers",
 ]  # fmt: skip
 
 _MOST_PAGE = 200
-_READ_AT_ONCE = 50
-"""Records in one read: each may have the size of the largest."""
+_READ_AT_ONCE = 200
+_BYTES_AT_ONCE = 8 << 20
+_MOST_BYTES = 64 << 20
+"""Of the records that one request looks through: a page ends there, and has a next one."""
 _MOST_LOOKED_AT = 5_000
 """Records that one request looks through for those that a filter means."""
 _PREVIEW_CHARS = 1_024
 _MOST_BODY_CHARS = 1 << 20
 _MOST_REASONED = 20_000
-_SCOPES = ("sweeper", "schedules")
-_PAST = 1 << 62
 
 Limit = Annotated[int, Meta(ge=1, le=_MOST_PAGE, description="At most so many.")]
 After = Annotated[
@@ -149,13 +149,14 @@ def sideline(call: Call) -> dict[str, Any]:
 
 def _page(call: Call, magazine: str, wanted: Filter, limit: int, after: str, *, pending_only: bool) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
-    looked_at, last = 0, after
+    looked_at, looked_bytes, last = 0, 0, after
     for row in _rows(call, magazine, after, pending_only):
         looked_at += 1
+        looked_bytes += len(row[2] or b"")
         last = f"{row[0]}.{row[1]}"
         if not wanted.given or wanted.matches(row[2]):
             found.append(_short(row))
-        if len(found) == limit or looked_at == _MOST_LOOKED_AT:
+        if len(found) == limit or looked_at == _MOST_LOOKED_AT or looked_bytes >= _MOST_BYTES:
             return {"messages": found, "looked_at": looked_at, "next": last}
     return {"messages": found, "looked_at": looked_at, "next": None}
 
@@ -167,23 +168,29 @@ def _rows(call: Call, magazine: str, after: str, pending_only: bool) -> Iterator
     seen: dict[int, int] = {}
     if after:
         shard, _, pointer = after.partition(".")
-        seen = {**dict.fromkeys(range(min(int(shard), len(states))), _PAST), int(shard): min(int(pointer), _PAST)}
-    while page := call.store.magazines.scan(magazine, after=seen, limit=_READ_AT_ONCE, pending_only=pending_only):
+        seen = {**dict.fromkeys(range(min(int(shard), len(states))), PAST), int(shard): min(int(pointer), PAST)}
+    cut = True
+    while cut:
+        page, cut = scan_fitting(
+            call.store.magazines, magazine, after=seen, limit=_READ_AT_ONCE, max_bytes=_BYTES_AT_ONCE,
+            pending_only=pending_only,
+        )  # fmt: skip
         yield from page
         seen.update({shard: pointer for shard, pointer, _ in page})
+        cut = cut or len(page) == _READ_AT_ONCE
 
 
 def _short(row: Row) -> dict[str, Any]:
     """A message in a list: the beginning of its body as text, and no history."""
     found = message_dict(*row)
-    text, kind = _body_text(found)
+    text, kind = body_text(found)
     for name in ("body", "body_hex", "history", "meta_hex"):
         found.pop(name, None)
     cut = len(text) > _PREVIEW_CHARS
     return {**found, "body_text": text[:_PREVIEW_CHARS], "body_kind": kind, "body_cut": cut}
 
 
-def _body_text(found: dict[str, Any]) -> tuple[str, str]:
+def body_text(found: dict[str, Any]) -> tuple[str, str]:
     """The body as text, and what the text is: ``text``, ``json``, ``hex`` or ``none``."""
     if "body_hex" in found:
         return found["body_hex"], "hex"
@@ -205,14 +212,19 @@ def sideline_message(call: Call) -> dict[str, Any]:
     return _one(call, call.record().name + SIDELINE_SUFFIX)
 
 
-def _one(call: Call, magazine: str) -> dict[str, Any]:
-    shard, pointer = _number(call.path["shard"], 65_535), _number(call.path["pointer"], _PAST)
+def stored_record(call: Call, magazine: str) -> Row:
+    """What is at the shard and pointer of the path. Raises RefusedError (``message_not_found``), BadRequestError."""
+    shard, pointer = _number(call.path["shard"], 65_535), _number(call.path["pointer"], PAST)
     there = call.store.magazines.peek(magazine, {shard: [pointer]}) if shard_states(call.store, magazine) else {}
     records = there.get(shard, {})
     if pointer not in records:
         raise RefusedError("message_not_found", "there is no message at that shard and pointer any more")
-    found = message_dict(shard, pointer, records[pointer])
-    text, kind = _body_text(found)
+    return shard, pointer, records[pointer]
+
+
+def _one(call: Call, magazine: str) -> dict[str, Any]:
+    found = message_dict(*stored_record(call, magazine))
+    text, kind = body_text(found)
     found.pop("body", None)
     found.pop("body_hex", None)
     cut = len(text) > _MOST_BODY_CHARS
@@ -253,7 +265,7 @@ def _due(one: DelayedMessage) -> dict[str, Any]:
     if one.message is None:
         return {**about, "body_text": "", "body_kind": "none", "body_cut": False}
     found = one.message.as_dict()
-    text, kind = _body_text(found)
+    text, kind = body_text(found)
     kept = {name: found[name] for name in ("key", "headers", "attempt", "reason", "error", "enqueued_at_us")}
     return {
         **kept, **about, "body_text": text[:_PREVIEW_CHARS], "body_kind": kind, "body_cut": len(text) > _PREVIEW_CHARS,
@@ -289,21 +301,3 @@ def workers(call: Call) -> dict[str, Any]:
         ],
         "progress": [one._asdict() for one in progress_of(record)],
     }
-
-
-def leaders(call: Call) -> dict[str, Any]:
-    """Who leads each scope, as this process can tell. The console takes no part in the contest."""
-    app = call.services.app
-    return {"leaders": [asdict(app.leader(scope).status()) for scope in _SCOPES], "scope": "fleet"}
-
-
-def store_figures(call: Call) -> dict[str, Any]:
-    """The store's figures, as the console's process sees them, and what the console itself holds."""
-    services = call.services
-    return {
-        "scope": "process",
-        "store": call.store.stats(),
-        "console": {
-            "looks": services.snapshot.looks, "sessions": len(services.access.sessions), "leased": len(services.leases),
-        },
-    }  # fmt: skip

@@ -40,6 +40,8 @@ STATUS: dict[str, int] = {
     "unsupported_media_type": 415,
     "misdirected": 421,
     "too_many_requests": 429,
+    "CONNECTION_ERROR": 503,
+    "RETRIES_EXHAUSTED": 503,
     "connection_lost": 503,
     "coordinator": 503,
     "coordinator_unreachable": 503,

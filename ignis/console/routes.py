@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ignis.console import account, changing, gateway, reading
+from ignis.console import account, changing, gateway, managing, reading, resending, system
 from ignis.console.call import Call
 from ignis.console.roles import ADMIN, CONSUME, LOGIN, NONE, OPERATE, PUBLISH, READ
 
@@ -61,12 +61,16 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/session", account.log_in, NONE, "session", body=account.Login, asks_first=True),
     ApiRoute("DELETE", "/session", account.log_out, LOGIN, "session"),
     ApiRoute("GET", "/overview", reading.overview, READ, "console"),
-    ApiRoute("GET", "/store", reading.store_figures, READ, "console"),
-    ApiRoute("GET", "/leaders", reading.leaders, READ, "console"),
+    ApiRoute("GET", "/store", system.store_figures, READ, "console"),
+    ApiRoute("GET", "/leaders", system.leaders, READ, "console"),
+    ApiRoute("GET", "/lock", system.lock, READ, "console", query=system.LockQuery),
+    ApiRoute("GET", "/broker", system.broker, READ, "console"),
     ApiRoute("GET", "/jobs", changing.jobs, READ, "jobs"),
     ApiRoute("GET", "/jobs/{job}", changing.job, READ, "jobs"),
     ApiRoute("DELETE", "/jobs/{job}", changing.stop_job, OPERATE, "jobs"),
     ApiRoute("GET", "/schedules", reading.schedules, READ, "schedules"),
+    ApiRoute("PUT", _S, managing.put_schedule, ADMIN, "schedules", body=managing.PutSchedule),
+    ApiRoute("DELETE", _S, managing.remove_schedule, ADMIN, "schedules"),
     ApiRoute("POST", f"{_S}/run", changing.run_schedule, OPERATE, "schedules", body=changing.Nothing),
     ApiRoute("POST", f"{_S}/pause", changing.pause_schedule, OPERATE, "schedules", body=changing.Nothing),
     ApiRoute("POST", f"{_S}/resume", changing.resume_schedule, OPERATE, "schedules", body=changing.Nothing),
@@ -79,11 +83,13 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", f"{_Q}/sideline", reading.sideline, READ, "sideline", query=reading.SidelineQuery),
     ApiRoute("GET", f"{_Q}/sideline/reasons", reading.reasons, READ, "sideline", query=reading.ReasonsQuery),
     ApiRoute("GET", f"{_Q}/sideline/{{shard}}/{{pointer}}", reading.sideline_message, READ, "sideline"),
+    ApiRoute("POST", f"{_Q}/sideline/{{shard}}/{{pointer}}/resend", resending.resend, OPERATE, "sideline", body=resending.Resend),
     ApiRoute("POST", f"{_Q}/sideline/redrive", changing.redrive, OPERATE, "sideline", body=changing.RedriveBody, waits=True),
     ApiRoute("POST", f"{_Q}/sideline/drop", changing.drop, OPERATE, "sideline", body=changing.DropIds, waits=True),
     ApiRoute("POST", f"{_Q}/sideline/drop-all", changing.drop_all, ADMIN, "sideline", body=changing.DropBody, waits=True),
     ApiRoute("POST", f"{_Q}/pause", changing.pause, OPERATE, "queues", body=changing.Nothing),
     ApiRoute("POST", f"{_Q}/resume", changing.resume, OPERATE, "queues", body=changing.Nothing),
+    ApiRoute("POST", f"{_Q}/scale", managing.scale, ADMIN, "queues", body=managing.Scale),
     ApiRoute("POST", f"{_Q}/purge", changing.purge, ADMIN, "queues", body=changing.PurgeBody, waits=True),
     ApiRoute("POST", f"{_Q}/cancel", changing.cancel, OPERATE, "queues", body=changing.CancelBody),
     ApiRoute("POST", f"{_Q}/delayed/cancel", changing.cancel_delayed, OPERATE, "queues", body=changing.Ids),

@@ -87,7 +87,7 @@ class Acknowledger:
         self._long_held = long_held
         self._retrying = Retrying(queue, rules)
         self._renew_at = 0.0
-        self._renew_timer: Timer | None = None
+        self.renew_timer: Timer | None = None
         self._failing = False
         self._said = LimitedLog(log)
         self._magazines = queue.main.store
@@ -152,8 +152,8 @@ class Acknowledger:
         self._begun = True
 
     def keep(self) -> None:
-        """Something is in hand: from now on it is looked for what is to be renewed. Cheap after the first time."""
-        if self._renew_timer is None and self._begun:
+        """Something is in hand: from now on it is looked for what is to be renewed. Nothing to do where `renew_timer` is set."""
+        if self.renew_timer is None and self._begun:
             self._plan_renewal(_FIRST_LOOK_S)
 
     def finish(self, until: float) -> None:
@@ -182,8 +182,8 @@ class Acknowledger:
             self._on_error(exc)
 
     def _end(self) -> None:
-        if self._renew_timer is not None:
-            self._renew_timer.cancel()
+        if self.renew_timer is not None:
+            self.renew_timer.cancel()
         self.over.set()
 
     def _leave(self) -> bool:
@@ -227,9 +227,9 @@ class Acknowledger:
                 return
 
     def _plan_renewal(self, delay_s: float) -> None:
-        if self._renew_timer is not None:
-            self._renew_timer.cancel()
-        self._renew_timer = timers_of(None).after(delay_s, self._wake)
+        if self.renew_timer is not None:
+            self.renew_timer.cancel()
+        self.renew_timer = timers_of(None).after(delay_s, self._wake)
 
     def _renew(self) -> None:
         """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge

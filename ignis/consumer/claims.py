@@ -66,7 +66,7 @@ class Claims:
         self._name = queue.main.name
         self._magazines = queue.main.store
         self._owner = queue.store.owner
-        self._clock = queue.clock
+        self._clock = queue.clock.now_s
         self._waits = queue.times.wait
         self._said = LimitedLog(log)
         self._lock = threading.Lock()  # over _pauses and _parked
@@ -146,12 +146,14 @@ class Claims:
         self._idled = False
         if result.expired:
             self._counts.expired += result.expired
-        if result.claims:
+        claims = result.claims
+        if claims:
             self._counts.claims += 1
             now_s = self._clock()
-            for claim in result.claims:
+            for claim in claims:
                 self._waits.add_ages(claim.records, now_s)
-            self._dispatcher.dispatch(result.claims)
+            if len(claims) != 1 or not self._dispatcher.give_leader(claims[0]):
+                self._dispatcher.dispatch(claims)
         if not result.more:
             self._empty_at = seen
 
@@ -222,9 +224,10 @@ class ThreadClaims(Claims):
         self._dispatcher.leader, self._tray = worker, tray
         set_spin(self._settings.spin_us)
         try:
-            while not tray:
+            parts = tray.parts
+            while not parts:
                 self._look_round()
-                if tray or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
+                if parts or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
                     break
                 self._claim(left)
         except BaseException as exc:
@@ -281,9 +284,6 @@ class ThreadClaims(Claims):
         except IgnisError as exc:
             self._wait_after(exc)
             return
-        self._took(result, seen)
-
-    def _took(self, result: FireResult, seen: int) -> None:
         if result.claims:
             self._fruitless = 0
         self._take(result, seen)
@@ -301,10 +301,12 @@ class ThreadClaims(Claims):
             )  # fmt: skip
             if fired is None:
                 self._magazines.idle(self._name, seen, wait_s)
-            elif fired[1] is not None:
-                self._took(fired[1], fired[0])
-                if fired[1].claims:
+            elif (result := fired[1]) is not None:
+                if result.claims:
+                    self._fruitless = 0
+                    self._take(result, fired[0])
                     return
+                self._take(result, fired[0])
             self._fruitless += 1
         except IgnisError as exc:
             self._wait_after(exc)

@@ -31,6 +31,7 @@ from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
+from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
 from ignis.upkeep import Timer, run_soon, timers_of
 
@@ -314,13 +315,15 @@ class Consumer:
         self._dispatcher.returned.append((chunk, start, start + count))
         self._claims.returned()
 
+    @property
+    def durations(self) -> Histogram:
+        return self._times.handling
+
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         with self._lock:
             self.counts.timed_s += elapsed_s
             self.counts.timed += messages
-        each_s = elapsed_s / messages
-        self._times.handling.add(each_s, messages)
-        self._dispatcher.measured(each_s)
+        self._dispatcher.measured(elapsed_s / messages)
 
     def _name_of(self, first_id: int, count: int) -> str:
         """Of messages in hand, for the log."""
@@ -347,8 +350,10 @@ class Consumer:
 
     def _look_after(self) -> None:
         """Something is in hand: the workers, and the age of the claims, are looked after from now on."""
-        self._acker.keep()
-        self._long_work.keep()
+        if self._acker.renew_timer is None:
+            self._acker.keep()
+        if self._long_work.timer is None:
+            self._long_work.keep()
         if self._check_timer is None:
             self._plan_check()
 

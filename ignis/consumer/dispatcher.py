@@ -98,9 +98,7 @@ class Dispatcher:
         return min(free, room) if any(worker.outstanding <= window // 2 for worker in workers) else 0
 
     def dispatch(self, claims: Sequence[Claim]) -> None:
-        """Gives what was claimed to the workers."""
-        if len(claims) == 1 and self._is_for_leader(claims[0]):
-            return
+        """Gives what was claimed to the workers. A lone message is offered to `give_leader` before."""
         total = sum(len(claim.pointers) for claim in claims)
         self._counts.fetched += total
         size, _ = self._window()
@@ -127,16 +125,18 @@ class Dispatcher:
                     self._submit(self._in_hand.add([place], records, nbytes), 0, len(records))
         self._hand_out(mixed)
 
-    def _is_for_leader(self, claim: Claim) -> bool:
-        """Hands a lone message to the thread that claimed it, if that is free: what all that follows here would come to."""
+    def give_leader(self, claim: Claim) -> bool:
+        """Hands a lone message to the thread that claimed it, if that is free: what `dispatch` would come to. False: do that."""
         leader, records = self.leader, claim.records
-        if leader is None or len(records) != 1 or leader.outstanding or self.returned:
+        if leader is None or len(records) != 1 or leader.submitted != leader.reported or self.returned:
             return False
         record = records[0]
         if record is None or len(record) > CHUNK_BYTES:
             return False
         self._counts.fetched += 1
-        self._submit(self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record)), 0, 1, leader)
+        chunk = self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record))
+        if not leader.take_own(chunk):
+            self._submit(chunk, 0, 1)
         return True
 
     def _hand_out(self, mixed: Mixed) -> None:
@@ -150,10 +150,8 @@ class Dispatcher:
                 if claim.records[index] is None:
                     self._acker.add_corrupt(claim.shard, claim.pointers[index])
 
-    def _submit(self, chunk: Chunk, start: int, stop: int, first: Worker | None = None) -> None:
-        """To the worker with the least to do, or to the end of `returned`. ``first`` is asked before the others."""
-        if first is not None and first.submit(chunk, start, stop):
-            return
+    def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
+        """To the worker with the least to do, or to the end of `returned`."""
         # What waits there came first: a small chunk must not pass a large one that no worker took.
         if self.returned or not self._offer(chunk, start, stop):
             self.returned.append((chunk, start, stop))

@@ -14,24 +14,28 @@ import traceback
 from collections.abc import Callable
 
 from ignis.history import type_name
-from ignis.hooks import log_safely
+from ignis.hooks import call_user_code, log_safely
+from ignis.log_format import error_type
 from ignis.log_limit import LogLimit
 from ignis.message import REASONS
 
-__all__ = ["HandlerLog", "cut"]
+__all__ = ["FailureTold", "HandlerLog", "cut", "failure_fields", "failure_told"]
 
 log = logging.getLogger("ignis.consumer.handler")
 
 _MOST_TEXT_BYTES = 12_000
-"""Of a text that a worker process sends to its parent: it goes through a channel."""
+"""Of a text that a worker process sends to its parent, or a traceback: it goes through a channel."""
+_MOST_ERROR_BYTES = 2_000
 
 _MESSAGE = re.compile(r"\bmessage ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 """A message as `ignis.consumer.runner.message_name` names it."""
 _RAISED, _FAILED, _IGNORED = "handler_raised", "message_failed", "answer_ignored"
 """Events, see `ignis.log_format`."""
 
-Send = Callable[[int, str, str], None]
-"""``send(level, key, text)``."""
+FailureTold = tuple[str, str, str]
+"""Of an exception in another process: its type, its text, its traceback."""
+Send = Callable[[int, str, str, FailureTold | None], None]
+"""``send(level, key, text, failure)``."""
 
 
 class HandlerLog:
@@ -85,12 +89,16 @@ class HandlerLog:
             "list of answers has one for each message (said once)",
         )
 
-    def forwarded(self, level: int, key: str, text: str) -> None:
+    def forwarded(self, level: int, key: str, text: str, failure: FailureTold | None = None) -> None:
         """What a worker process sent."""
         if key == "ignored":
             self._write_once(key, text)
         elif self._limit.due(key):
-            log_safely(log, level, "%s", text, extra=self._fields(_FAILED if key in REASONS else _RAISED, text))
+            event = _FAILED if key in REASONS else _RAISED
+            extra = self._fields(event, text) | failure_fields(failure)
+            if log.isEnabledFor(level):
+                made = {"name": log.name, "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
+                call_user_code(log, "a line could not be logged", log.handle, logging.makeLogRecord(made | extra))
 
     def _write_once(self, key: str, text: str) -> None:
         mine = object()
@@ -107,9 +115,7 @@ class HandlerLog:
             log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
             return
         try:
-            if exc is not None:
-                text = f"{text}\n{''.join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()}"
-            self.send(level, key, cut(text))
+            self.send(level, key, cut(text), None if exc is None else failure_told(exc))
         except BaseException:
             # Whatever the exception's own text raises, or a parent that is gone: the message's outcome is told elsewhere.
             log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
@@ -119,10 +125,28 @@ def _more(count: int) -> str:
     return f" ({count - 1:,} more like it were not logged)" if count > 1 else ""
 
 
-def cut(text: str) -> str:
+def failure_told(exc: BaseException) -> FailureTold:
+    """What can be told of an exception; its own text may raise."""
+    kind = error_type(exc)
+    try:
+        trace = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
+        return cut(kind, 200), cut(str(exc), _MOST_ERROR_BYTES), cut(trace)
+    except BaseException as odd:  # KeyboardInterrupt too: it is the user's code that is called here
+        return cut(kind, 200), f"<text raises {type_name(odd)}>", cut(kind, 200)
+
+
+def failure_fields(failure: FailureTold | None) -> dict[str, str]:
+    """Attributes of a record from which every form of log shows it."""
+    if failure is None:
+        return {}
+    kind, text, trace = failure
+    return {"exc_text": trace} | ({"error_type": kind, "error": text} if kind else {})
+
+
+def cut(text: str, most_bytes: int = _MOST_TEXT_BYTES) -> str:
     """Both ends of a long text: the beginning says what it is, the end where it happened."""
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) > _MOST_TEXT_BYTES:
-        half = _MOST_TEXT_BYTES // 2
+    if len(data) > most_bytes:
+        half = most_bytes // 2
         data = data[:half] + b"\n...\n" + data[-half:]
     return data.decode("utf-8", "ignore")

@@ -52,7 +52,7 @@ class LongWork:
         self._cancel = cancel
         self._may_cancel = may_cancel
         self._lock = threading.Lock()  # over the timer
-        self._timer: Timer | None = None
+        self.timer: Timer | None = None
         self._ended = False
         self._newest = 0  # the number of the newest chunk, at the last look
         self._said = LimitedLog(log)
@@ -64,15 +64,15 @@ class LongWork:
     # -- while anything is in hand
 
     def keep(self) -> None:
-        """Something is in hand. Cheap after the first time."""
-        if self._timer is None:
+        """Something is in hand. Nothing to do where `timer` is set."""
+        if self.timer is None:
             self._plan()
 
     def end(self) -> None:
         """It is looked at nothing any more, and nothing is left behind."""
         with self._lock:
             self._ended = True
-            timer, self._timer = self._timer, None
+            timer, self.timer = self.timer, None
         if timer is not None:
             timer.cancel()
         self._forget(list(self.asked))
@@ -80,12 +80,12 @@ class LongWork:
 
     def _plan(self) -> None:
         with self._lock:
-            if self._timer is None and not self._ended:
-                self._timer = timers_of(None).after(LOOK_S, self._look_in_time)
+            if self.timer is None and not self._ended:
+                self.timer = timers_of(None).after(LOOK_S, self._look_in_time)
 
     def _look_in_time(self) -> None:
         with self._lock:
-            self._timer = None
+            self.timer = None
         before = self._newest
         oldest, self._newest = self._in_hand.numbers()
         try:

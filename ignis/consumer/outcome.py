@@ -165,6 +165,9 @@ def is_dropped(failure: Failure, on_expiry: str) -> bool:
 class Dropped:
     """The type of `DROPPED`."""
 
+    reason = ""
+    """As of what did not fail."""
+
     def __repr__(self) -> str:
         return "DROPPED"
 

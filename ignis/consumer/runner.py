@@ -11,8 +11,9 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from ignis.consumer.attempts import OpenBatch, Opened, follow, follows_at_once
 from ignis.consumer.call_clock import CallClock, OverrunError, within
 from ignis.consumer.forked import end_child, ending_children
 from ignis.consumer.handler import Context, HandlerSpec
@@ -24,7 +25,6 @@ from ignis.consumer.outcome import (
     Failed,
     Failure,
     Outcome,
-    again_after,
     batch_outcomes,
     failure_of,
     is_awaitable,
@@ -40,7 +40,6 @@ from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
     REASON_CANCELLED,
     REASON_EXPIRED,
-    REASON_TIMEOUT,
     REASON_UNREADABLE,
     BodyCodec,
     Message,
@@ -52,13 +51,14 @@ from ignis.message import (
 )
 from ignis.native import Record
 from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.retries import ANY_HANDLER, Backoff, RetryLater
 
-__all__ = ["Runner", "message_name"]
+__all__ = ["NOT_CALLED", "Runner", "message_name"]
 
-_FOR_GOOD = (REASON_TIMEOUT, REASON_UNREADABLE, REASON_CANCELLED)
-"""No further call follows at once."""
+NOT_CALLED = (REASON_UNREADABLE, REASON_EXPIRED)
+"""Reasons of messages that were not handed to the handler."""
 
 
 class Runner:
@@ -91,7 +91,9 @@ class Runner:
         self._call = ending_children(self._layers, spec.queue)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
-        self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
+        self.direct: (
+            Callable[[Sequence[bytes], int, int, Progress, float, Histogram], tuple[int, int, Any, float]] | None
+        ) = None
         """`handle_records` for this handler, where nothing stands between the worker and it; see `judge`."""
         if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
             self.run = self._run_direct  # type: ignore[method-assign]
@@ -136,11 +138,11 @@ class Runner:
                 outcome = self._answered(answer, record, call)
             if not isinstance(outcome, Failure):
                 return outcome
-            if call >= self._attempts or not self._again(outcome):
+            if call >= self._attempts or not follows_at_once(outcome):
                 return joined_failure(earlier, outcome)
             earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             call += 1
-            _follow(context, outcome.error)
+            follow(context, outcome.error)
 
     def _run_direct(self, data: bytes) -> Outcome:
         """`run` where nothing stands between the worker and the handler: no middleware, one attempt."""
@@ -199,42 +201,42 @@ class Runner:
                 outcome = self._answered(answer, record, call)
             if not isinstance(outcome, Failure):
                 return outcome
-            if not self._again(outcome) or call >= self._attempts:
+            if not follows_at_once(outcome) or call >= self._attempts:
                 return joined_failure(earlier, outcome)
             earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             call += 1
-            _follow(context, outcome.error)
+            follow(context, outcome.error)
 
     def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
         """Several records through a batch handler; one outcome each, in order. A further attempt gets what failed."""
-        outcomes, todo = self._open_batch(records)
+        batch = self._open_batch(records)
         call = 1
-        while todo:
-            context = self._batch_context(outcomes, todo, call)
+        while todo := batch.todo:
+            context = batch.context(self._queue, self._resources, call)
             try:
                 answers = self._batch_answered(self._call(context), todo, call)
             except BaseException as exc:
                 outcome: Outcome = DROPPED if self._drops(exc) else self._raised(exc, todo[0].record, call, len(todo))
                 answers = [outcome] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, call)
+            batch.close(answers, call)
             call += 1
-        return outcomes
+        return batch.outcomes
 
     async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
         """`run_batch` for coroutine handlers."""
         clock = self._clock()
         began_s = 0.0 if clock is None else clock.now_s()
-        outcomes, todo = self._open_batch(records)
+        batch = self._open_batch(records)
         if clock is not None:
             clock.note_step(began_s)
         call = 1
-        while todo:
-            context = self._batch_context(outcomes, todo, call)
+        while todo := batch.todo:
+            context = batch.context(self._queue, self._resources, call)
             answer, outcome = await self._await(context, clock, todo[0].record, call, len(todo))
             answers = self._batch_answered(answer, todo, call) if outcome is None else [outcome] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, call)
+            batch.close(answers, call)
             call += 1
-        return outcomes
+        return batch.outcomes
 
     # -- answers
 
@@ -242,7 +244,7 @@ class Runner:
         """What an answer means. A `RetryLater` counts as if it were raised."""
         return self._raised(answer, record, call) if is_retry_later(answer) else outcome_of(answer, self._log)
 
-    def _batch_answered(self, answer: object, todo: Sequence[_Opened], call: int) -> list[Outcome]:
+    def _batch_answered(self, answer: object, todo: Sequence[Opened], call: int) -> list[Outcome]:
         """The same for each message of a batch."""
         if is_retry_later(answer):
             return [self._raised(answer, todo[0].record, call, len(todo))] * len(todo)
@@ -324,65 +326,18 @@ class Runner:
                     return None, Failure(REASON_CANCELLED, "its coroutine was cancelled")
             return None, self._raised(exc, record, call, count)
 
-    @staticmethod
-    def _again(outcome: Failure) -> bool:
-        """Whether another call may follow at once."""
-        asked = again_after(outcome)
-        return outcome.reason not in _FOR_GOOD and (asked is None or not asked.asked)
-
-    def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
-        outcomes: list[Outcome] = [None] * len(records)
-        todo: list[_Opened] = []
+    def _open_batch(self, records: Sequence[bytes]) -> OpenBatch:
+        batch = OpenBatch(len(records), self._attempts)
         for index, data in enumerate(records):
             try:
                 record = Record(data)
                 if record.meta and (expired := self._expired(record)):
-                    outcomes[index] = expired
+                    batch.outcomes[index] = expired
                     continue
-                todo.append(_Opened(index, record, Message(record), self._decode(record.body)))
+                batch.todo.append(Opened(index, record, Message(record), self._decode(record.body)))
             except UnreadableMessageError as exc:
-                outcomes[index] = self._unreadable(data, exc)
-        return outcomes, todo
-
-    def _batch_context(self, outcomes: Sequence[Outcome], todo: Sequence[_Opened], call: int) -> Context:
-        messages = [one.message for one in todo]
-        context = Context(messages, [one.body for one in todo], self._queue, None, self._resources)
-        failure = outcomes[todo[0].place]  # of the call before
-        if isinstance(failure, Failure):
-            _follow(context, failure.error, call - 1)
-        return context
-
-    def _close_batch(
-        self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], call: int
-    ) -> list[_Opened]:
-        """Notes the answers; returns what is to be tried once more."""
-        left = []
-        for one, answer in zip(todo, answers, strict=True):
-            before = outcomes[one.place]  # of the attempt before
-            if not isinstance(answer, Failure):
-                outcomes[one.place] = answer
-                continue
-            failure = joined_failure([before], answer) if isinstance(before, Failed) else answer
-            if call < self._attempts and self._again(answer):
-                failure = stamped(failure)
-                left.append(one)
-            outcomes[one.place] = failure
-        return left
-
-
-class _Opened(NamedTuple):
-    """A readable message of a batch and its place in it."""
-
-    place: int
-    record: Record
-    message: Message
-    body: Any
-
-
-def _follow(context: Context, error: str, calls: int = 1) -> None:
-    """For the next call in the same delivery: so many failed, the last with this error."""
-    context.attempt += calls
-    context._last_error = error
+                batch.outcomes[index] = self._unreadable(data, exc)
+        return batch
 
 
 def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:

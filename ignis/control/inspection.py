@@ -15,7 +15,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.message_filter import UNKNOWN
 from ignis.pausing import PAUSED
-from ignis.shovel import waits
+from ignis.shovel_choice import waits
 from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import QueueRecord, Store
 

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
+from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
 from ignis.storage.records import group_pointers
 
-__all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside", "take_back"]
+__all__ = ["Aside", "Recovered", "count_aside", "recover_dead", "recover_owner", "set_aside", "take_back"]
 
 log = logging.getLogger("ignis.control.redelivery")
 
 _BATCH = 1_000
+
+
+Aside = Counter[tuple[str, str]]
+"""Messages set aside, by queue and reason."""
 
 
 @dataclass
@@ -31,9 +36,11 @@ class Recovered:
 
     sidelined: int = 0
     returned: int = 0
+    aside: Aside = field(default_factory=Counter, compare=False)
+    """Of ``sidelined``: by queue and reason."""
 
 
-def recover_owner(store: Store, owner: str, why: str) -> Recovered:
+def recover_owner(store: Store, owner: str, why: str, result: Recovered | None = None) -> Recovered:
     """Moves what ``owner`` has claimed in any queue to the sideline, with the reason ``abandoned`` and one crash more: one
     of these messages may be what killed it. What it had claimed in a sideline goes back to that sideline's tail.
 
@@ -43,13 +50,14 @@ def recover_owner(store: Store, owner: str, why: str) -> Recovered:
         store: any.
         owner: the name under which the dead process claimed (``store.owner`` there). It must be dead.
         why: what is known of its end, for the message's error.
+        result: what was moved is added here, also before an error; None = to a new one, which is returned.
 
     Raises:
         StoreError. What was moved until then stays moved; call it again.
     """
-    result = Recovered()
+    result = Recovered() if result is None else result
     for queue in store.queues.list():
-        result.sidelined += _sideline_held(store, queue, owner, why)
+        _sideline_held(store, queue, owner, why, result)
         result.returned += _return_held(store, queue, owner)
     return result
 
@@ -59,26 +67,27 @@ def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
     whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these."""
     result = Recovered()
     for owner in _dead(store, queue.name):
-        result.sidelined += _sideline_held(store, queue, owner, "its worker's process is dead")
+        _sideline_held(store, queue, owner, "its worker's process is dead", result)
     for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
         result.returned += _return_held(store, queue, owner)
     return result
 
 
-def take_back(store: Store, name: str) -> None:
+def take_back(store: Store, name: str) -> Recovered:
     """`recover_dead` before a consumer of the queue starts: nobody need wait for the sweeper's first pass. What it did, or
-    could not do, is in the log."""
+    could not do, is in the log. Returns what is known to be done."""
     try:
         record = store.queues.get(name)
         found = Recovered() if record is None else recover_dead(store, record)
     except IgnisError as exc:
         log.warning("what dead processes held of %s is left to the sweeper: %s", name, exc)
-        return
+        return Recovered()
     if found.sidelined or found.returned:
         log.warning(
             "dead processes held messages of %s: %d are in its sideline now, %d back there",
             name, found.sidelined, found.returned,
         )  # fmt: skip
+    return found
 
 
 def _dead(store: Store, magazine: str) -> list[str]:
@@ -88,16 +97,15 @@ def _dead(store: Store, magazine: str) -> list[str]:
         return []
 
 
-def _sideline_held(store: Store, queue: QueueRecord, owner: str, why: str) -> int:
+def _sideline_held(store: Store, queue: QueueRecord, owner: str, why: str, result: Recovered) -> None:
     """What is claimed in the main magazine goes to the sideline."""
-    count = 0
     for shard in range(queue.shards):
         while found := _held(store, queue.name, shard, owner):
             moved = set_aside(store, queue, found, lambda _: why)
-            count += moved
+            result.sidelined += moved
+            count_aside(result.aside, queue.name, found, moved)
             if not moved:
                 break  # others are at it: looking again at once would show the same
-    return count
 
 
 def _return_held(store: Store, queue: QueueRecord, owner: str) -> int:
@@ -117,6 +125,13 @@ def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned
         return store.magazines.abandoned(magazine, shard, 0, _BATCH, owner=owner)
     except QueueNotFoundError:  # registered, and never used
         return []
+
+
+def count_aside(aside: Aside, queue: str, found: Sequence[Abandoned], moved: int) -> None:
+    """Counts what `set_aside` has moved of these, by reason. Where others have moved some meanwhile it is not known which."""
+    corrupt = min(moved, sum(one.record is None for one in found))
+    aside[queue, REASON_CORRUPT] += corrupt
+    aside[queue, REASON_ABANDONED] += moved - corrupt
 
 
 def set_aside(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ignis.clock import Clock
 from ignis.config import SweeperSettings
-from ignis.control.redelivery import set_aside
+from ignis.control.redelivery import Aside, count_aside, set_aside
 from ignis.control.sweep_clock import ClockGuard
 from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
 from ignis.hooks import log_safely
@@ -100,6 +100,7 @@ class Sweeper:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self.total = SweepResult()
+        self.aside: Aside = Aside()
         self.passes = 0
         self.failed_passes = 0
         self.refused = 0
@@ -370,7 +371,9 @@ class Sweeper:
                 else f"not finished after {one.record.stuck_after_s:g} s"
             )
 
-        return set_aside(self._store, one.record, found, why, one.fence)
+        moved = set_aside(self._store, one.record, found, why, one.fence)
+        count_aside(self.aside, one.main, found, moved)
+        return moved
 
     def _note(self, one: _Queue) -> None:
         """In the queue's record: how far the pass came, what it moved, and under which epoch."""

@@ -12,7 +12,7 @@ from ignis.native.frame import (
     encode_frames_ids,
 )
 from ignis.native.intake import Bell, Intake, pack
-from ignis.native.outbox import MappedOutbox, Outbox, Receipt, SendRing
+from ignis.native.outbox import MAX_ENVELOPE_BYTES, MappedOutbox, Outbox, Receipt, SendRing
 from ignis.native.record import (
     ANY_SHARD,
     CODEC_JSON,
@@ -43,6 +43,7 @@ __all__ = [
     "CODEC_RAW",
     "DEFAULT_MAX_FRAME_BYTES",
     "FRAME_HEADER_BYTES",
+    "MAX_ENVELOPE_BYTES",
     "Bell",
     "BufferRef",
     "Channel",

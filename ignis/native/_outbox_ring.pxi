@@ -80,7 +80,7 @@ cdef class SendRing(ReceiptBook):
 
         Args:
             body: up to ``max_message_bytes``; may be empty. shard: where it goes, 0xFFFF for any. flags: the record's, i.e. its codec.
-            key, meta: the record's, up to 65,535 bytes each. timeout: seconds to wait while the ring is full; 0 does not wait.
+            key: up to 65,535 bytes. meta: the record's, see MAX_ENVELOPE_BYTES. timeout: seconds to wait while the ring is full; 0 does not wait.
 
         Returns:
             The message's Receipt.

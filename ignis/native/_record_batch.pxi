@@ -121,7 +121,8 @@ cdef class PackedBatch:
         return batch
 
     @staticmethod
-    def pack_bodies(bodies, *, flags, keys, shards, any_shard, metas=None, max_records=256, max_bytes=32768):
+    def pack_bodies(bodies, *, flags, keys, shards, any_shard, metas=None, max_body_bytes=UINT32_MAX,
+                    max_records=256, max_bytes=32768):
         """Puts an envelope (new id, now) around each body and packs the records into batches by shard.
 
         A body with a key goes to the key's shard; one without (None or empty) to ``any_shard``, moving on to the
@@ -135,25 +136,25 @@ cdef class PackedBatch:
             shards: 1..65535.
             any_shard: where the keyless ones begin, 0..shards-1.
             metas: one per body (a MessagePack map, or empty), or None.
+            max_body_bytes: a longer body is refused, 0..2**32-1.
             max_records: a batch takes no more records than this, 1..1,048,576.
             max_bytes: nor more bytes of records, 1..2**32-1; a larger record travels alone.
 
-        Returns the batches as (shard, batch) in the order of their first bodies (a shard comes up again when a
-        batch of it was full) and the ids in the order of the bodies. Nothing in gives nothing out.
+        Returns the batches as (shard, batch), in the order of their first bodies, and the ids of 16 bytes in the order of
+        the bodies. A shard comes up again when a batch of it was full. Nothing in gives nothing out.
 
         Raises MessageTooLargeError, ValueError (a number outside its range; keys or metas of another length than
-        bodies), TypeError. Gives the GIL up for large inputs.
+        bodies), TypeError (what is not exactly bytes). Gives the GIL up for large inputs.
         """
         cdef tuple held_bodies = all_bytes(bodies, "bodies", False)
         cdef tuple held_keys = all_bytes(keys, "keys", True) if keys is not None else None
         cdef tuple held_metas = all_bytes(metas, "metas", False) if metas is not None else None
-        cdef Py_ssize_t i
         cdef Packing p
-        cdef list batches, ids
+        cdef list batches
         memset(&p, 0, sizeof(Packing))
         p.bodies.items = <PyObject *>held_bodies
         p.count = PyTuple_GET_SIZE(p.bodies.items)
-        p.max_body_bytes = UINT32_MAX
+        p.max_body_bytes = <size_t>in_range(max_body_bytes, "max_body_bytes", 0, UINT32_MAX)
         packing_options(&p, flags, shards, any_shard, max_records, max_bytes)
         if held_keys is not None:
             if len(held_keys) != p.count:
@@ -165,10 +166,7 @@ cdef class PackedBatch:
             p.metas.items = <PyObject *>held_metas
         try:
             batches = pack_sources(&p)
-            ids = PyList_New(p.count)
-            for i in range(p.count):
-                put_item(ids, i, PyBytes_FromStringAndSize(<char *>p.ids + i * ID_BYTES, ID_BYTES))
-            return batches, ids
+            return batches, PyBytes_FromStringAndSize(<char *>p.ids, p.count * ID_BYTES)
         finally:
             packing_free(&p)
 

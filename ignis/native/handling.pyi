@@ -3,6 +3,8 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
+from ignis.native.histogram import Histogram
+
 WENT_ON: int
 ANSWERED: int
 RAISED: int
@@ -40,4 +42,5 @@ def handle_records(
     first_id: int,
     progress: Progress,
     until_s: float,
+    durations: Histogram,
 ) -> tuple[int, int, Any, float]: ...

@@ -8,6 +8,7 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp
 
+from ignis.native.histogram cimport Histogram
 from ignis.native.record cimport Record, ign_record, ign_record_decode
 from ignis.native.wait cimport ign_fork_generation, ign_now_ns
 
@@ -95,7 +96,7 @@ cdef inline Delivery delivery_of(type kind, bytes data, object body, object queu
 
 
 def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, long long first_id, Progress progress not None,
-                   double until_s):
+                   double until_s, Histogram durations not None):
     """Calls the handler for the records from ``at`` on, until there is something to tell.
 
     Args:
@@ -104,6 +105,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
         records: a list of bytes.
         first_id: the id of the first record of the list; ``progress.at_id`` is always that of the record that is being handled.
         until_s: monotonic time; it is looked at behind each call.
+        durations: counts how long each message took of which nothing is to be told. The others are the caller's to count.
 
     Returns (place, what, value, monotonic time at which that call began): `WENT_ON`: the place is that of the next record, for the time is
     over, ``progress.returning`` was set, or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
@@ -114,7 +116,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
     ign_fork_watch()
     cdef unsigned int forks = ign_fork_generation()
     cdef list held = records if type(records) is list else list(records)
-    cdef uint64_t now = ign_now_ns(), until = <uint64_t>(until_s * 1e9)
+    cdef uint64_t now = ign_now_ns(), ended, until = <uint64_t>(until_s * 1e9)
     cdef PyObject *arguments[3]
     cdef PyObject *answer
     cdef size_t given = (1 if kind is None else 2) | PY_VECTORCALL_ARGUMENTS_OFFSET
@@ -158,7 +160,9 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
             return at, ANSWERED, value, now / 1e9
         Py_DECREF(<object>answer)
         at += 1
-        now = ign_now_ns()
+        ended = ign_now_ns()
+        durations._put(<double>(ended - now) * 1e-9, 1)
+        now = ended
         if now >= until:
             break
     return at, WENT_ON, None, now / 1e9

@@ -2,14 +2,17 @@
 """Durations counted by bucket. One call counts a whole batch, so that a message pays some ten instructions for it."""
 
 cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 
 from ignis.native.record cimport IGN_RECORD_HEADER_BYTES
 from ignis.native.wait cimport ign_now_ns
 
+HISTOGRAM_BYTES = WORDS * 8
+"""Of the memory that a histogram may be in."""
+
 cdef enum:
-    MOST_BOUNDS = 15
     ENQUEUED_AT = 12     # of the 8 big-endian bytes in a record, see csrc/ignis_record.h
 
 cdef double LONGEST_S = 1e9  # 31 years: what a wrong clock says must not spoil the sum for good
@@ -30,17 +33,16 @@ cdef class Histogram:
 
     Args:
         bounds_s: the upper bound of each bucket but the last, which has none: 1 to 15 rising seconds above 0.
+        memory: of `HISTOGRAM_BYTES` that can be written, zeroed, such as a mapped file: another process reads there what this one has
+            counted, also after its end. One process at a time counts there. None = its own.
+
+    Attributes:
+        messages: that the durations were of, as far as somebody said so.
     """
 
-    cdef double _bounds[MOST_BOUNDS]
-    cdef uint64_t _counts[MOST_BOUNDS + 1]
-    cdef int _size
-    cdef double _sum_s
-    cdef readonly unsigned long long messages
-    """Messages that the durations were of, as far as somebody said so."""
-
-    def __cinit__(self, bounds_s):
+    def __cinit__(self, bounds_s, memory=None):
         cdef double before = 0.0, bound
+        cdef Py_buffer view
         given = tuple(bounds_s)
         if not 0 < len(given) <= MOST_BOUNDS:
             raise ValueError(f"a histogram has 1 to {MOST_BOUNDS} bounds, not {len(given)}")
@@ -50,11 +52,24 @@ cdef class Histogram:
                 raise ValueError(f"the bounds of a histogram rise from above 0, not {given}")
             self._bounds[self._size] = before = bound
             self._size += 1
+        self._counts = self._own
+        if memory is not None:
+            PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
+            try:
+                if view.len < WORDS * 8 or <size_t>view.buf % 8:
+                    raise ValueError(f"a histogram takes {WORDS * 8} bytes from a multiple of 8 on, not {view.len}")
+                self._counts = <uint64_t *>view.buf
+                self._memory = memoryview(memory)  # keeps it where it is
+            finally:
+                PyBuffer_Release(&view)
+
+    cdef double *_sum(self) noexcept:
+        return <double *>&self._counts[WORDS - 1]
 
     def __reduce__(self):
         raise TypeError("a Histogram cannot be pickled or copied")
 
-    cdef inline void _put(self, double seconds, uint64_t count) noexcept:
+    cdef void _put(self, double seconds, uint64_t count) noexcept:
         cdef int at = 0
         if not seconds > 0.0:  # a clock that was set back, and what is no number
             seconds = 0.0
@@ -63,7 +78,7 @@ cdef class Histogram:
         while at < self._size and seconds > self._bounds[at]:
             at += 1
         self._counts[at] += count
-        self._sum_s += seconds * <double>count
+        self._sum()[0] += seconds * <double>count
 
     def add(self, double seconds, unsigned long long count=1):
         """Counts so many of that duration each."""
@@ -96,6 +111,21 @@ cdef class Histogram:
             if type(one) is bytes and PyBytes_GET_SIZE(one) >= <Py_ssize_t>IGN_RECORD_HEADER_BYTES:
                 self._put((now_us - <double>enqueued_at_us(<const uint8_t *>PyBytes_AS_STRING(one))) / 1e6, 1)
 
+    def take(self, Histogram other not None):
+        """Counts what the other, which has the same bounds, has counted since it was last taken from."""
+        cdef int i
+        cdef uint64_t now
+        cdef double sum_s
+        if other._size != self._size:
+            raise ValueError("it has other bounds")
+        for i in range(self._size + 1):
+            now = other._counts[i]
+            self._counts[i] += now - other._taken[i]
+            other._taken[i] = now
+        sum_s = other._sum()[0]
+        self._sum()[0] += sum_s - (<double *>&other._taken[WORDS - 1])[0]
+        (<double *>&other._taken[WORDS - 1])[0] = sum_s
+
     def figures(self):
         """``counts``: of each bucket by itself, the last is that above all bounds; ``sum_s``: of all durations."""
-        return {"counts": [self._counts[i] for i in range(self._size + 1)], "sum_s": self._sum_s}
+        return {"counts": [self._counts[i] for i in range(self._size + 1)], "sum_s": self._sum()[0]}

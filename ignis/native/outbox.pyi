@@ -7,6 +7,7 @@ from typing_extensions import Self, disjoint_base
 from ignis.native.record import PackedBatch
 
 DEFAULT_TIMEOUT_S: float
+MAX_ENVELOPE_BYTES: int
 
 @final
 class Receipt:

@@ -59,8 +59,11 @@ cdef extern from "Python.h":
 
 cdef enum:
     CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
-    # What an envelope may add to a body: fixed part, the longest key, and as much again for the meta map.
-    ENVELOPE_BYTES = 36 + 65535 + 65537
+    # What an envelope may add to a body: fixed part, the longest key, the longest headers, and beside them in the meta map
+    # a deadline and a due time, of about 20 bytes each.
+    ENVELOPE_BYTES = 36 + 65535 + 65536 + 64
+
+MAX_ENVELOPE_BYTES = ENVELOPE_BYTES
 
 include "_packing.pxi"
 include "_outbox_receipts.pxi"

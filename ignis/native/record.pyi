@@ -65,9 +65,10 @@ class PackedBatch:
         shards: int,
         any_shard: int,
         metas: Sequence[bytes] | None = None,
+        max_body_bytes: int = ...,
         max_records: int = 256,
         max_bytes: int = 32768,
-    ) -> tuple[list[tuple[int, PackedBatch]], list[bytes]]: ...
+    ) -> tuple[list[tuple[int, PackedBatch]], bytes]: ...
     @staticmethod
     def pack_columns(
         bodies: ArrowColumn,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, pack
+from ignis.relay.ages import rest_to_live
 from ignis.relay.channel_reader import Inlet, Target
 from ignis.relay.due_times import due_batches
 from ignis.stacks import start_thread
@@ -76,11 +77,12 @@ class Load:
     def store(self) -> Exception | None:
         """One transaction of the store, durable on return as the queue says. The error instead, if there is one."""
         try:
+            left = rest_to_live(self._batches, self.magazine.ttl_s)
             if self.later is None:
-                self.magazine.load_batches(self._batches, shards=self._shards)
+                self.magazine.load_batches(self._batches, shards=self._shards, deadline=left)
             else:
                 batches, dues_ms = due_batches(self._batches, self.later)
-                self.magazine.load_batches(batches, shards=self._shards, dues_ms=dues_ms)
+                self.magazine.load_batches(batches, shards=self._shards, dues_ms=dues_ms, deadline=left)
         except Exception as exc:
             return exc
         except BaseException as exc:  # whoever waits for the outcome gets one, whatever it was

@@ -30,7 +30,7 @@ from ignis.errors import (
 )
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
-from ignis.native import MappedOutbox, PackedBatch, Record, process_alive
+from ignis.native import MAX_ENVELOPE_BYTES, MappedOutbox, PackedBatch, Record, process_alive
 from ignis.process_hooks import on_fork
 from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
@@ -46,9 +46,6 @@ _LARGEST = 2
 """Messages of the largest kinds that a channel holds at least."""
 _SMALL_BYTES = 1 << 15
 """Messages of up to this size, or an eighth of the byte ring, share its room; those above it have slots of their own."""
-_ENVELOPE_BYTES = 1 << 17
-"""What the envelope, with the longest key and as much again for headers, may add to a body."""
-
 _IN_CHANNEL = "is not durable within"
 """In the text of a channel's wait that ran out: the message was sent."""
 
@@ -380,7 +377,7 @@ class RelayMagazines(NoReading):
 def _size_classes(room: int, max_message_bytes: int) -> list[tuple[int, int]]:
     """Slots for what is too large for the byte ring of ``room`` bytes: an eighth of its bytes for each size, in steps of
     eight, and two of the largest."""
-    largest = (max_message_bytes + _ENVELOPE_BYTES + 63) // 64 * 64
+    largest = (max_message_bytes + MAX_ENVELOPE_BYTES + 63) // 64 * 64
     classes = []
     size = min(_SMALL_BYTES, room // 8) * 4
     while size * 2 <= largest:

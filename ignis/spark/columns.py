@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, StringType, functions
-from ignis.spark.due_times import due_expression
+from ignis.spark.due_times import deadline_expression, due_expression
 from ignis.spark.ids import id_expression
 from ignis.spark.parse_body import UNPARSED, parse_lines
 from ignis.storage.columns import RecordColumns
@@ -83,8 +83,9 @@ def to_messages(
     key: str | Column | None,
     id: str | Column | Sequence[str] | None,
     at: str | Column | None = None,
+    expires_at: str | Column | None = None,
 ) -> DataFrame:
-    """The DataFrame with the columns ``body``, ``key``, ``id`` and ``due``, the last three only where they are asked for.
+    """The DataFrame with the columns ``body``, ``key``, ``id``, ``due`` and ``end``, where they are asked for.
 
     Raises ConfigError: a name is no column, or both ``value`` and ``columns`` are given.
     """
@@ -106,6 +107,9 @@ def to_messages(
     if at is not None:
         due = _column(df, at, "at")
         wanted.append(due_expression(due, _type_of(df, due)).alias("due"))
+    if expires_at is not None:
+        end = _column(df, expires_at, "expires_at")
+        wanted.append(deadline_expression(end, _type_of(df, end)).alias("end"))
     return df.select(*wanted)
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from ignis.errors import InvalidMessageError, QueueRemovedError
 from ignis.native import PackedBatch, position_ids
 from ignis.spark._pyspark import TaskContext
+from ignis.spark.deadlines import check_deadlines, mortal_batches, ttl_within
 from ignis.spark.due_times import by_store_clock
 from ignis.spark.ids import ids_from_jvm
 from ignis.spark.queue_path import Place
@@ -47,7 +48,7 @@ _RECEIPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Publishing:
-    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id``, ``due`` of a partition."""
+    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id``, ``due``, ``end`` of a partition."""
 
     place: Place
 
@@ -116,7 +117,7 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
 
     Args:
         turn: where rows without a key begin, modulo the shards.
-        rows: with the columns ``body`` and, where wanted, ``key``, ``id`` and ``due``, see `ignis.spark.due_times`.
+        rows: with the columns ``body`` and, where wanted, ``key``, ``id``, ``due`` and ``end``, see `ignis.spark.due_times`.
         ids: a column of ids that goes before the rows' own.
 
     Returns what became of each batch, with its shard: -1 where it waits for its time.
@@ -132,6 +133,8 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
     store = place.open()
     if store.queues.get(place.queue) is None:
         raise QueueRemovedError(f"queue {place.queue!r} was removed from the store: nothing was stored")
+    if "end" in names:
+        check_deadlines(rows.column("end"), time.time())
     magazines = store.magazines
     delayed: list[tuple[int, LoadedOnce]] = []
     if "due" in names:
@@ -142,16 +145,19 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
             return delayed
     batches = _packed(place, turn, rows, ids)
     if ids is not None:
-        loaded = magazines.load_once(place.queue, batches, place.ttl_s, place.settings.remember_ids_s)
+        loaded = magazines.load_once(place.queue, batches, _ttl_s(place, rows), place.settings.remember_ids_s)
     else:
         counts = [batch.count for _, batch in batches]
-        firsts = magazines.load(place.queue, batches, place.ttl_s)
+        firsts = magazines.load(place.queue, batches, _ttl_s(place, rows))
         loaded = [LoadedOnce(first, count, 0) for first, count in zip(firsts, counts, strict=True)]
     return delayed + [(shard, one) for (shard, _), one in zip(batches, loaded, strict=True)]
 
 
 def _packed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tuple[int, PackedBatch]]:
-    return PackedBatch.pack_columns(
+    mortal = "end" in rows.schema.names and rows.column("end").null_count < rows.num_rows
+    if mortal and ids is None:
+        ids = _drawn(rows.column("body"))
+    batches = PackedBatch.pack_columns(
         rows.column("body"),
         flags=place.flags,
         shards=place.shards,
@@ -162,6 +168,20 @@ def _packed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tup
         max_records=_SEGMENT_RECORDS,
         max_bytes=_SEGMENT_BYTES,
     )
+    return mortal_batches(batches, ids.to_pylist(), rows.column("end")) if mortal else batches
+
+
+def _drawn(body: Any) -> Any:
+    """A column of ids that are drawn for these bodies."""
+    drawn = position_ids(os.urandom(_PREFIX_BYTES), 0, body)
+    return pa.Array.from_buffers(pa.binary(16), len(body), [None, pa.py_buffer(drawn)])
+
+
+def _ttl_s(place: Place, rows: pa.RecordBatch) -> float | None:
+    """What the store is told. Each row has its own deadline in its envelope."""
+    if "end" not in rows.schema.names or not place.drops:
+        return place.ttl_s
+    return ttl_within(place.ttl_s, rows.column("end"), time.time())
 
 
 def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tuple[int, LoadedOnce]]:
@@ -172,8 +192,7 @@ def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> li
     dues_ms = by_store_clock(rows.column("due"), store.now_s(), time.time())
     once = ids is not None
     if ids is None:
-        drawn = position_ids(os.urandom(_PREFIX_BYTES), 0, body)
-        ids = pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(drawn)])
+        ids = _drawn(body)
     due_of: dict[bytes, int] = {}
     for one, due_ms in zip(ids.to_pylist(), dues_ms, strict=True):
         due_of.setdefault(one, due_ms)  # of an id that comes twice the first row is stored
@@ -181,7 +200,9 @@ def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> li
     counts = [batch.count for _, batch in batches]
     dues = [[due_of[one] for one in batch.ids()] for _, batch in batches]
     if once:
-        loaded = store.magazines.load_once(place.queue, batches, place.ttl_s, place.settings.remember_ids_s, dues)
+        loaded = store.magazines.load_once(
+            place.queue, batches, _ttl_s(place, rows), place.settings.remember_ids_s, dues
+        )
         return [(-1, LoadedOnce(0, one.loaded, one.repeats)) for one in loaded]
-    store.magazines.load_later(place.queue, batches, dues, place.ttl_s)
+    store.magazines.load_later(place.queue, batches, dues, _ttl_s(place, rows))
     return [(-1, LoadedOnce(0, count, 0)) for count in counts]

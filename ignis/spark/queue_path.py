@@ -12,6 +12,7 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.config import QueueSettings, SparkSettings, resolve
+from ignis.deadlines import DROP, on_expiry_of
 from ignis.errors import ConfigError, DelayNotSupportedError, IgnisError, QueueMismatchError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
@@ -49,6 +50,8 @@ class Place:
     codec: str
     max_message_bytes: int
     settings: SparkSettings
+    drops: bool = True
+    """Whether the queue drops what has expired."""
 
     @property
     def flags(self) -> int:
@@ -215,6 +218,7 @@ def _place(app: Ignis, store: Store, queue: str, spark: Mapping[str, Any]) -> Pl
         codec=record.codec,
         max_message_bytes=settings.max_message_bytes,
         settings=resolve(SparkSettings, spark, app.file),
+        drops=on_expiry_of(record) == DROP,
     )
 
 

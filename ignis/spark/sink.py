@@ -1,8 +1,8 @@
 """``df.write.format("ignis")`` and ``writeStream``.
 
 Options: ``url``, ``queue``, ``client_id``, ``farm_id``, ``config``, the settings of ``[spark]`` and, for a queue that is not
-there yet, of ``[queue]``; ``value``, ``key``, ``id`` and ``at`` name columns, as the arguments of `ignis.spark.publish` do;
-``job``, see `IgnisWriter`.
+there yet, of ``[queue]``; ``value``, ``key``, ``id``, ``at`` and ``expires_at`` name columns, as the arguments of
+`ignis.spark.publish` do; ``job``, see `IgnisWriter`.
 
 A column of text or binary is the body as it stands: the one that ``value`` names, else ``body``. A ``value`` of another kind, or
 all columns where there is no ``body``, become JSON, and a queue that is made for them has the codec ``json``.
@@ -28,7 +28,7 @@ from ignis.spark._pyspark import (
     TaskContext,
     WriterCommitMessage,
 )
-from ignis.spark.due_times import KINDS, dues_of_column
+from ignis.spark.due_times import KINDS, deadlines_of_column, dues_of_column
 from ignis.spark.ids import ids_of_column
 from ignis.spark.json_bodies import check_json, json_objects, json_values
 from ignis.spark.publish_task import gathered, load_rows
@@ -61,6 +61,7 @@ class Target:
     key: str | None
     id: str | None
     at: str | None
+    expires_at: str | None
     schema: StructType
 
     @classmethod
@@ -68,8 +69,9 @@ class Target:
         """Raises ConfigError: a column is not there, or no text and no binary; or the queue is to be overwritten."""
         if overwrite:
             raise ConfigError("a queue is appended to: use mode('append')")
-        names, rest = split_options(options, "value", "key", "id", "at", "job")
+        names, rest = split_options(options, "value", "key", "id", "at", "expires_at", "job")
         value, key, id, at = options.get("value"), options.get("key"), options.get("id"), options.get("at")
+        expires_at = options.get("expires_at")
         if value is None and "body" in schema.fieldNames():
             value = "body"
         for what, name, kinds in (
@@ -77,6 +79,7 @@ class Target:
             ("key", key, ("string", "binary")),
             ("id", id, ("string", "binary", "byte", "short", "integer", "long")),
             ("at", at, KINDS),
+            ("expires_at", expires_at, KINDS),
         ):
             if name is not None:
                 if name not in schema.fieldNames():
@@ -95,7 +98,7 @@ class Target:
             )
         if at is not None:
             must_keep_later(place)
-        return cls(place, value, key, id, at, schema)
+        return cls(place, value, key, id, at, expires_at, schema)
 
     def write(self, batches: Iterator[pa.RecordBatch], origin: Sequence[object]) -> Written:
         """Publishes a partition.
@@ -132,6 +135,8 @@ class Target:
         }
         if self.at is not None:
             columns["due"] = dues_of_column(batch.column(self.at))
+        if self.expires_at is not None:
+            columns["end"] = deadlines_of_column(batch.column(self.expires_at))
         if self.value is None:
             body = json_objects(batch)
         elif self.schema[self.value].dataType.typeName() in _BODIES:

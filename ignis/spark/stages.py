@@ -34,6 +34,7 @@ def publish(
     columns: Sequence[str] | None = None,
     id: str | Column | Sequence[str] | None = None,
     at: str | Column | None = None,
+    expires_at: str | Column | None = None,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
     config: str | os.PathLike[str] | None = None,
@@ -55,6 +56,7 @@ def publish(
             ids, of everything else the MD5 is. Not null, and no text that looks like a UUID and is none.
         at: a column of moments (``timestamp``), or of whole numbers of milliseconds since 1970: nobody gets the message before.
             Null: at once. With ``id`` each row is stored once, whenever it is due.
+        expires_at: a column of the same kind: no handler begins with the message after that. Null: it has no deadline.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.
@@ -71,7 +73,7 @@ def publish(
         ``at`` on a store that keeps no delayed messages. The action fails, with what was stored before staying, on
         MessageTooLargeError, InvalidMessageError (a null value or id), StoreFullError, StoreFailedError.
     """
-    messages = to_messages(df, value=value, columns=columns, key=key, id=id, at=at)
+    messages = to_messages(df, value=value, columns=columns, key=key, id=id, at=at, expires_at=expires_at)
     place = make_place(
         url,
         queue,

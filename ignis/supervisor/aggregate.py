@@ -36,6 +36,12 @@ class Totals:
             if status is not None:
                 _add(self._dead, status["queues"], gauges=False)
 
+    def count_aside(self, aside: Mapping[tuple[str, str], int]) -> None:
+        """The supervisor itself has set these aside for a dead process, by queue and reason."""
+        with self._lock:
+            for (queue, reason), count in aside.items():
+                _add(self._dead, [{"queue": queue, "consumer": {f"sidelined_{reason}": count}}], gauges=False)
+
     def queues(self) -> dict[str, dict[str, Any]]:
         """Queue -> the sums, in the form of ``Queue.local_stats``. All but the states of the moment never go down."""
         with self._lock:

@@ -94,8 +94,8 @@ class Supervisor:
         self._store: Store | None = None
         self._store_lock = threading.Lock()
         self._from: dict[str, Any] = {}
-        self.orphaned = OrphanedClaims(self.store)
         self.totals = Totals()
+        self.orphaned = OrphanedClaims(self.store, self.totals.count_aside)
         self.deaths = 0
         self.restarts = 0
 
@@ -300,8 +300,8 @@ class Supervisor:
             self.restarts += 1
             queues = ", ".join(one.started.get("queues", [])) or "no queue yet"
             log.warning(
-                "process %d of %s ended with %s and about %d message(s) in hand; another one in %.3g s",
-                one.pid, queues, ending(code), one.describe()["in_flight"], wait_s,
+                "process %d of %s ended with %s; another one in %.3g s",
+                one.pid, queues, ending(code), wait_s,
             )  # fmt: skip
 
     def _adjust(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ignis.control.redelivery import Recovered, recover_owner
+from ignis.control.redelivery import Aside, Recovered, recover_owner
 from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.stacks import start_thread
@@ -27,10 +27,12 @@ class OrphanedClaims:
 
     Args:
         store: opens it, or returns the opened one.
+        on_aside: called with how many messages of a dead owner were set aside, by queue and reason.
     """
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], Store], on_aside: Callable[[Aside], None]) -> None:
         self._store = store
+        self._on_aside = on_aside
         self._todo: deque[tuple[str, str]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -67,9 +69,12 @@ class OrphanedClaims:
                 if self._closing:
                     return
                 owner, why = self._todo[0]
-            began = time.monotonic()
+            began, found = time.monotonic(), Recovered()
             try:
-                found = recover_owner(self._store(), owner, why)
+                try:
+                    recover_owner(self._store(), owner, why, found)
+                finally:
+                    self._count(found)
             except IgnisError as exc:
                 later = "tried again" if exc.retryable else "left to the sweeper"
                 self._said.warning(
@@ -82,8 +87,6 @@ class OrphanedClaims:
             except Exception:
                 log.exception("what %s held is left to the sweeper", owner)
             else:
-                self.total.sidelined += found.sidelined
-                self.total.returned += found.returned
                 log.warning(
                     "%s is dead (%s): %d message(s) it held are in the sideline, %d back in one, after %.3f s",
                     owner, why, found.sidelined, found.returned, time.monotonic() - began,
@@ -91,3 +94,8 @@ class OrphanedClaims:
             with self._changed:
                 self._todo.popleft()
                 self._changed.notify_all()
+
+    def _count(self, found: Recovered) -> None:
+        self.total.sidelined += found.sidelined
+        self.total.returned += found.returned
+        self._on_aside(found.aside)

@@ -188,7 +188,7 @@ def process_figures(app: Ignis) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "rss_bytes": rss_bytes(),
-        "queues": [queue.local_stats() for queue in app.queues()],
+        "queues": [*(queue.local_stats() for queue in app.queues()), *app.set_aside_here()],
         "refresher": app.refresher.stats(),
         "pool": pool_classes(),
     }

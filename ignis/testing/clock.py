@@ -52,6 +52,7 @@ class ManualClock(Clock):
         self._start_s = time.time() if start is None else check_number(start, "start", above=True)
         self._passed_s = 0.0
         self._lock = threading.Lock()
+        self.now_s = self.__call__
 
     def __call__(self) -> float:
         return self._start_s + self._passed_s

@@ -16,6 +16,8 @@ from typing import Any
 import ignis
 from tests.support import WAIT_S, Journal
 
+NAP_S = 0.25
+
 
 class IgnoredError(Exception):
     """Told to be ignored."""
@@ -59,6 +61,8 @@ def act(job: dict[str, Any], ctx: ignis.Context) -> Any:
         sys.exit(3)
     if do == "die":
         _die()
+    if do == "nap":
+        time.sleep(NAP_S)
     if do == "hold":
         if "tell" in job:
             note(f"held by {os.getpid()}")
@@ -82,6 +86,8 @@ async def act_async(job: dict[str, Any], ctx: ignis.Context) -> Any:
         await _hold_async(job["until"])
         note(f"end {job['n']}")
         return None
+    if job["do"] == "nap":
+        return await asyncio.sleep(NAP_S)
     return act(job, ctx)
 
 
@@ -123,6 +129,8 @@ def act_batch(jobs: list[dict[str, Any]], ctx: ignis.Context) -> Any:
         raise IgnoredError
     if whole == "die":
         _die()
+    if whole == "nap":
+        time.sleep(NAP_S)
     if whole == "short":
         return [None]
     if whole is not None:

@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: scripts/system-packages test installs it"),
 ]
 
+SCREENSHOTS = Path(os.environ.get("IGNIS_SCREENSHOTS") or Path(__file__).parents[2] / "build" / "screenshots")
 BOUND_MS = WAIT_S * 1_000
 MARKUP = '</pre><script>window.hit = 1</script><img src="x" onerror="window.hit = 2"><b>bold</b>'
 
@@ -108,6 +109,12 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     made.close()
 
 
+def kept(page: Page, name: str) -> None:
+    """Keeps what the page looks like for people: below build/screenshots, or where IGNIS_SCREENSHOTS says."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True, animations="disabled")
+
+
 def log_in(page: Page, live: Live, user: str, path: str = "") -> None:
     page.goto(live.url + path)
     page.get_by_label("User").fill(user)
@@ -162,6 +169,95 @@ def test_a_failed_message_is_chosen_and_brought_back(live: Live, context: Browse
     assert [one.envelope.id for one in live.idle.main.peek()] == [second]
     assert live.idle.sideline.pending() == 1
     assert wrong == []
+
+
+def test_a_failed_message_is_edited_and_sent_again(live: Live, context: BrowserContext) -> None:
+    (old,) = fail(live.idle, {"n": 1, "price": 1}, error="ValueError: price is no text", key="customer-7")
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/idle")
+    page.get_by_role("button", name="Edit").click()
+    dialog = page.get_by_role("dialog")
+    body = dialog.get_by_label("Body (json)")
+    expect(body).to_have_value('{\n  "n": 1,\n  "price": 1\n}')
+    body.fill('{"n": 1, "price": ')
+    dialog.get_by_role("button", name="Send again").click()
+    expect(page.locator("#said")).to_contain_text("no JSON value")
+    body.fill('{"n": 1, "price": "1.00"}')
+    dialog.get_by_label("Only check").check()
+    dialog.get_by_role("button", name="Send again").click()
+    expect(page.locator("#said")).to_contain_text("checked: a body of 25 bytes")
+    assert (live.idle.main.pending(), live.idle.sideline.pending()) == (0, 1)
+    dialog.get_by_label("Only check").uncheck()
+    kept(page, "edit")
+    dialog.get_by_role("button", name="Send again").click()
+    expect(page.locator("#said")).to_contain_text("sent again as")
+    expect(dialog).to_be_hidden()
+    (one,) = live.idle.main.peek()
+    assert (one.message, one.envelope.key) == ({"n": 1, "price": "1.00"}, "customer-7")
+    assert one.envelope.headers == {"ignis-resent-from": old}
+    assert live.idle.sideline.pending() == 0
+    assert wrong == []
+
+
+def test_a_schedule_is_added_changed_and_removed_and_a_queue_is_scaled(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "adam", "#/schedules")
+    page.get_by_role("button", name="Add a schedule").click()
+    dialog = page.get_by_role("dialog")
+    for label, value in {"Name": "beat", "Queue": "idle", "Every, such as 5m": "1h", "Body": '{"tick": 1}'}.items():
+        dialog.get_by_label(label, exact=label == "Queue").fill(value)
+    dialog.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("cell", name="every 1.0 h")).to_be_visible()
+    page.get_by_role("button", name="Change").click()
+    dialog.get_by_label("Every, such as 5m").fill("2h")
+    dialog.get_by_role("button", name="Change").click()
+    expect(page.get_by_role("cell", name="every 2.0 h")).to_be_visible()
+    assert live.app.schedules.get("beat").message == b'{"tick":1}'
+    page.get_by_role("button", name="Remove").click()
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("No schedule is stored.")).to_be_visible()
+    page.goto(live.url + "#/queue/idle")
+    page.get_by_role("button", name="Scale").click()
+    dialog.get_by_label("Shards").fill("3")
+    dialog.get_by_label("Type idle to go on").fill("idle")
+    dialog.get_by_role("button", name="Scale").click()
+    expect(page.locator("#said")).to_contain_text("3 shards")
+    record = live.app.store.queues.get("idle")
+    assert record is not None
+    assert (record.shards, len(live.idle.main.metadata())) == (3, 3)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("device", "width", "height"), [("phone", 390, 844), ("desktop", 1200, 900)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_and_are_kept_for_people(
+    live: Live, browser: Browser, scheme: Any, device: str, width: int, height: int
+) -> None:
+    fail(live.idle, {"n": 1}, {"n": 2}, error="TimeoutError: the warehouse does not answer")
+    fail(live.idle, {"n": 3}, reason="timeout")
+    live.idle.publish_many([{"n": one} for one in range(20)])
+    live.idle.publish({"n": 4}, delay="1h")
+    live.app.schedules.add("beat", queue="idle", message={"tick": 1}, every="1h")
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(BOUND_MS)
+    try:
+        page, wrong = watched(context)
+        log_in(page, live, "adam")
+        for name, (path, text) in {
+            "overview": ("", "idle"),
+            "sideline": ("#/queue/idle", "TimeoutError"),
+            "delayed": ("#/queue/idle/delayed", "Run now"),
+            "schedules": ("#/schedules", "beat"),
+            "system": ("#/system", "Who leads"),
+        }.items():
+            page.goto(live.url + path)
+            expect(page.locator("main")).to_contain_text(text)
+            wider = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wider) <= 0, name
+            kept(page, f"{name}-{device}-{scheme}")
+        assert wrong == []
+    finally:
+        context.close()
 
 
 def test_what_is_brought_back_is_handled(live: Live, context: BrowserContext) -> None:
@@ -390,11 +486,14 @@ def test_axe_finds_nothing(live: Live, browser: Browser, scheme: str) -> None:
             expect(page.locator("main")).to_contain_text(text)
             look(path or "overview")
         page.goto(live.url + "#/queue/idle")
-        for name in ("Look", "Publish", "Purge", "Bring back all", "Drop all"):
+        for name in ("Look", "Edit", "Publish", "Scale", "Purge", "Bring back all", "Drop all"):
             page.get_by_role("button", name=name, exact=True).first.click()
             expect(page.get_by_role("dialog")).to_be_visible()
             look(f"dialog {name}")
             page.keyboard.press("Escape")
+        page.goto(live.url + "#/schedules")
+        page.get_by_role("button", name="Add a schedule").click()
+        look("dialog schedule")
     finally:
         context.close()
     assert found == {}

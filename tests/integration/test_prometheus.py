@@ -25,8 +25,8 @@ from tests.support.broker import RunningBroker
 from tests.support.prometheus import program
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "ignis.rules.yml"
-DASHBOARD = ROOT / "deploy" / "grafana" / "ignis.json"
+RULES = ROOT / "ignis" / "deploy" / "prometheus" / "ignis.rules.yml"
+DASHBOARD = ROOT / "ignis" / "deploy" / "grafana" / "ignis.json"
 START_S = 60.0
 CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}

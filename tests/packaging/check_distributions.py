@@ -23,7 +23,7 @@ NOT_IN_SDIST = (
 )  # fmt: skip
 NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
-    "csrc/*", "tests/*", "bench/*", "scripts/*", "deploy/*", "docs/*",
+    "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
 )  # fmt: skip
 RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
 SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml", ".htm", ".css", ".js", ".svg")
@@ -43,6 +43,14 @@ def tree(folder: str, *suffixes: str) -> Iterator[str]:
             yield name
 
 
+def deployment() -> Iterator[str]:
+    """The files that `ignis deploy-files` writes, whatever they are called."""
+    folder = ROOT / "ignis" / "deploy"
+    yield from (
+        path.relative_to(ROOT).as_posix() for path in sorted(folder.glob("*/*")) if path.parent.name != "__pycache__"
+    )
+
+
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
@@ -58,7 +66,7 @@ def check_sdist(path: Path) -> Iterator[str]:
         *tree("csrc", ".c", ".h"),
         *tree("tests", ".py", ".json", ".bin", ".txt"),
         *tree("bench", ".py", ".sh", ".txt"),
-        *tree("deploy", ".yml", ".json"),
+        *deployment(),
         *tree("docs", ".md"),
         *tree("scripts", ".py", ""),
     }
@@ -76,7 +84,7 @@ def check_wheel(path: Path) -> Iterator[str]:
             archive.read(name).decode() for name in names if name.endswith(".dist-info/entry_points.txt")
         )
         compiled_modules = {name: archive.read(name) for name in names if name.endswith(".so")}
-    yield from (f"wheel lacks {name}" for name in sorted({*tree("ignis", *SHIPPED)} - names))
+    yield from (f"wheel lacks {name}" for name in sorted({*tree("ignis", *SHIPPED), *deployment()} - names))
     yield from (f"wheel must not hold {name}" for name in matching(sorted(names), NOT_IN_WHEEL))
     for source in tree("ignis/native", ".pyx"):
         stem = source.removesuffix(".pyx")

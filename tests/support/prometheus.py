@@ -23,7 +23,7 @@ def program(name: str) -> str:
 def promtool(*arguments: str, text: bytes = b"") -> str:
     """What ``promtool`` says. Fails the test when it finds something wrong, or has something to complain of."""
     done = subprocess.run(
-        [program("promtool"), *arguments], input=text, capture_output=True, timeout=WAIT_S, check=False
+        [program("promtool"), *arguments], input=text, capture_output=True, timeout=3 * WAIT_S, check=False
     )
     said = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, said

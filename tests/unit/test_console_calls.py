@@ -377,7 +377,7 @@ def test_who_leaves_while_it_waits_takes_nothing(app: Ignis, tmp_path: Path) -> 
             "server": ("localhost", 9711), "headers": [(one.encode(), said.encode()) for one, said in headers.items()],
         }  # fmt: skip
         asked = asyncio.create_task(console(scope, receive, send))
-        await asyncio.to_thread(eventually, lambda: console._waits == 1, "it waits")
+        await asyncio.to_thread(eventually, lambda: len(console.places) == 1, "it waits")
         left.set()
         for _ in range(10):
             await asyncio.sleep(0)  # the loop's turns, until it is known here
@@ -400,7 +400,7 @@ def test_programs_that_wait_leave_places_for_operators(app: Ignis, console: Cons
     ]
     for one in threads:
         one.start()
-    eventually(lambda: console._waits == 24, "all of them wait")
+    eventually(lambda: len(console.places) == 24, "all of them wait")
     assert code_of(admin.ask("POST", "/queues/jobs/pull", asked)) == (429, "too_many_requests")
     assert admin.post("/queues/jobs/sideline/redrive", {"all": True, "wait_s": 30})["result"]["moved"] == 1
     console.services.closing.set()

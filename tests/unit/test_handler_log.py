@@ -10,7 +10,7 @@ import pytest
 
 import ignis
 from ignis.consumer.handler import HandlerSpec
-from ignis.consumer.handler_log import HandlerLog
+from ignis.consumer.handler_log import FailureTold, HandlerLog
 from ignis.consumer.outcome import Failure, batch_outcomes
 from ignis.consumer.runner import Runner
 from ignis.hooks import log_safely
@@ -135,7 +135,7 @@ def test_logging_never_raises(caplog: pytest.LogCaptureFixture, forwards: bool) 
     made = HandlerLog("jobs", "handle")
     if forwards:
 
-        def gone(level: int, key: str, text: str) -> None:
+        def gone(level: int, key: str, text: str, failure: FailureTold | None) -> None:
             raise OSError("the parent is gone")
 
         made.send = gone
@@ -238,12 +238,18 @@ def test_a_line_that_cannot_be_logged_is_named_in_the_log(
 
 
 def test_a_long_text_is_cut_in_the_middle() -> None:
-    sent: list[str] = []
+    sent: list[tuple[str, FailureTold | None]] = []
     made = HandlerLog("jobs", "handle")
-    made.send = lambda level, key, text: sent.append(text)
+    made.send = lambda level, key, text, failure: sent.append((text, failure))
     made.raised(ValueError("é" * 100_000), "message 1", again=False)
-    assert len(sent[0].encode()) < 16_000
-    assert sent[0].startswith("handler handle")
+    [(text, failure)] = sent
+    assert text.startswith("handler handle")
+    assert failure is not None
+    kind, error, trace = failure
+    assert kind == "ValueError"
+    assert len(error.encode()) < 2_100
+    assert len(trace.encode()) < 12_100
+    assert trace.startswith("ValueError: éé")
 
 
 def test_the_rate_is_bounded_by_key_and_nothing_is_uncounted() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import ignis
 from ignis.last_run import due_in_s
-from ignis.shovel import SHOVELLED
+from ignis.shovel_schedule import SHOVELLED
 from ignis.testing import ManualClock
 from tests.conftest import MakeApp
 from tests.support import eventually

@@ -13,11 +13,14 @@ from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk, Worker
 from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import StoreFormatError
+from ignis.native.histogram import Histogram
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, NewThreads, eventually, wait_idle
 
 
 class Sink:
+    durations = Histogram([1.0])
+
     def on_done(self, first_id: int, count: int) -> None: ...
 
     def on_failed(self, request_id: int, failure: Failure) -> None: ...

@@ -144,6 +144,19 @@ def test_what_a_worker_process_sends_names_them_too(lines: Lines) -> None:
         assert (line["queue"], line["message_id"]) == ("jobs", id)
 
 
+def test_the_exception_of_a_worker_process_is_in_fields_of_its_own(lines: Lines) -> None:
+    sent: list[Any] = []
+    there = HandlerLog("jobs", "fn")
+    there.send = lambda *told: sent.append(told)
+    id = str(uuid.uuid4())
+    there.raised(ValueError("why\nnot"), f"message {id}", again=False)
+    HandlerLog("jobs", "fn").forwarded(*sent[0])
+    [line] = lines.found("handler_raised")
+    assert "Traceback" not in line["message"]
+    assert (line["error_type"], line["error"], line["message_id"]) == ("ValueError", "why\nnot", id)
+    assert line["trace"].endswith("ValueError: why\nnot")
+
+
 def handle_odd(body: str) -> Any:
     if body == "raise":
         raise ValueError(body)

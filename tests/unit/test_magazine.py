@@ -81,6 +81,25 @@ def test_many(app: ignis.Ignis) -> None:
     assert list(magazine.load_many(n for n in range(3))) != []
 
 
+def test_many_bytes_of_whatever_kind(app: ignis.Ignis) -> None:
+    class Named(bytes):
+        pass
+
+    magazine = app.magazine("m", bytes, shards=1)
+    for kinds in ([b"a", b"b"], [Named(b"a"), b"b"], [bytearray(b"a"), memoryview(b"b")]):
+        ids = magazine.load_many(kinds)
+        stored = magazine.fire(2)
+        assert [fired.message for fired in stored] == [b"a", b"b"]
+        assert [fired.envelope.id for fired in stored] == list(ids)
+        assert (ids[-1], ids[::-1], repr(ids)) == (ids[1], [ids[1], ids[0]], "<2 message ids>")
+        with pytest.raises(IndexError):
+            ids[2]
+        magazine.delete(stored)
+    with pytest.raises(InvalidMessageError, match="str"):
+        magazine.load_many([b"a", "b"])
+    assert magazine.pending() == 0
+
+
 def test_many_with_keys_keep_the_order_of_each(app: ignis.Ignis) -> None:
     magazine = app.magazine("m", int, shards=4)
     magazine.load_many(range(1_000), keys=[f"k{n % 10}" for n in range(1_000)])

@@ -219,6 +219,40 @@ def test_what_waits_in_one_sideline_is_not_counted_once_for_each_process() -> No
     assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 3, "given_up": 1}
 
 
+def test_what_a_supervisor_and_a_sweeper_set_aside_is_counted_by_queue_and_reason() -> None:
+    totals = Totals()
+    totals.note(1, {"queues": [{"queue": "jobs", "consumer": {"sidelined_crash": 1, "sidelined_abandoned": 4}}]})
+    for _ in range(2):
+        totals.count_aside({("jobs", "abandoned"): 3, ("other", "corrupt"): 1})
+    totals.close(1)
+    queues = totals.queues()
+    assert queues["jobs"]["consumer"] == {"sidelined_crash": 1, "sidelined_abandoned": 10}
+    assert queues["other"]["consumer"] == {"sidelined_corrupt": 2}
+    stats = {
+        "queues": list(queues.values()),
+        "set_aside": [{"queue": name, "consumer": {"sidelined_abandoned": 5}} for name in ("jobs", "third")],
+    }
+    text = Exposition(Collector(lambda: stats)).text().decode()
+    for queue, reason, count in (("jobs", "abandoned", 15), ("other", "corrupt", 2), ("third", "abandoned", 5)):
+        assert f'ignis_sidelined_total{{queue="{queue}",reason="{reason}"}} {count}.0' in text
+
+
+def test_what_dead_processes_held_is_counted_by_who_sets_it_aside(
+    memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = memory_app.queue("jobs", int)
+    queue.handler(lambda body: None)
+    queue.publish_many(range(6))
+    assert queue.main.store.fire("jobs", 6, "gone")
+    claimants = memory_app.store.magazines.claimants
+    monkeypatch.setattr(
+        memory_app.store.magazines, "claimants", lambda name: {one: one == "gone" for one in claimants(name)}
+    )
+    memory_app.start()
+    counts = queue.stats()["consumer"]
+    assert (counts["sidelined_abandoned"], counts["sidelined"], queue.sideline.pending()) == (6, 0, 6)
+
+
 def test_times_are_summed_over_processes_and_never_go_down() -> None:
     totals = Totals()
     for number, counts in ((1, [1, 2]), (2, [3, 4])):

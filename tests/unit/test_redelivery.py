@@ -9,7 +9,7 @@ import pytest
 import ignis
 from ignis.control import redelivery
 from ignis.control.redelivery import Recovered, recover_dead, recover_owner
-from ignis.errors import StoreBusyError
+from ignis.errors import StoreBusyError, StoreFullError
 from tests.support import eventually, sidelined
 
 
@@ -95,3 +95,22 @@ def test_a_start_goes_on_where_the_dead_cannot_be_asked_for(
     app.start()
     eventually(lambda: not queue.main.pending() and not queue.main.in_flight())
     assert "what dead processes held of jobs is left to the sweeper: held" in caplog.text
+
+
+def test_what_was_moved_before_an_error_is_counted(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        queue = app.queue(name, bytes, shards=1)
+        queue.publish_many([b"x"] * 3)
+        queue.main.store.fire(name, 3, "gone")
+    transfer = app.store.magazines.transfer
+
+    def refused(source: str, *args: Any, **kwargs: Any) -> int:
+        if source == "second":
+            raise StoreFullError("no room")
+        return transfer(source, *args, **kwargs)
+
+    monkeypatch.setattr(app.store.magazines, "transfer", refused)
+    found = Recovered()
+    with pytest.raises(StoreFullError):
+        recover_owner(app.store, "gone", "why", found)
+    assert found.aside["first", "abandoned"] == found.sidelined == 3

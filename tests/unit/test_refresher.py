@@ -295,7 +295,7 @@ def test_an_inactive_queue_stops_and_a_reactivated_one_starts(store_url: str, ne
     put(app, "jobs", active=False)
     assert app.refresh().stopped == ["jobs"]
     assert (app.refresher.states["jobs"], queue.consumer) == (INACTIVE, None)
-    assert queue.shovel._timer is None
+    assert queue.shovel._schedule._timer is None
     assert not threads.named("ignis-jobs-")
     queue.publish({"n": 1})
     assert app.stats()["queues"][0]["pending"] == 1, "looking at it does not wake it"

@@ -19,5 +19,5 @@ def test_a_store_that_does_not_tell_is_asked_by_the_next_load() -> None:
     registration.explain(QueueNotFoundError("q"))
     with pytest.raises(QueueRemovedError):
         registration.check()
-    registration._due_s = 0.0
+    registration.due_s = 0.0
     registration.check()

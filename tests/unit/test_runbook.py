@@ -16,9 +16,9 @@ from ignis.metrics import _METRICS
 from tests.support.prometheus import promtool
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "ignis.rules.yml"
-TESTS = ROOT / "deploy" / "prometheus" / "ignis.rules.test.yml"
-DASHBOARD = ROOT / "deploy" / "grafana" / "ignis.json"
+RULES = ROOT / "ignis" / "deploy" / "prometheus" / "ignis.rules.yml"
+TESTS = ROOT / "ignis" / "deploy" / "prometheus" / "ignis.rules.test.yml"
+DASHBOARD = ROOT / "ignis" / "deploy" / "grafana" / "ignis.json"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 NAME = re.compile(r"\bignis_[a-z_]+\b")
 

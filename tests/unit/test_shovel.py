@@ -13,6 +13,7 @@ import pytest
 
 import ignis
 from ignis import shovel as shovel_module
+from ignis import shovel_pass
 from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
@@ -91,9 +92,31 @@ def test_where(app: ignis.Ignis) -> None:
     assert sorted(one.message for one in queue.main.fire(10)) == [6, 7, 8, 9]
 
 
+def test_what_is_not_chosen_is_not_claimed_and_keeps_its_place(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=2)
+    fill(queue, 200, shards=2)
+    before = [(one.shard, one.pointer) for one in queue.sideline.peek(1_000)]
+    claims: list[int] = []
+    chosen = queue.sideline.peek(1_000)[7].envelope.id
+    looked: list[int] = []
+
+    class Where:
+        spent = False
+
+        def __call__(self, message: ignis.Message) -> bool:
+            claims.append(queue.sideline.in_flight())
+            self.spent = message.id == chosen
+            return self.spent
+
+    assert queue.shovel.run_once(where=Where(), progress=looked.append) == ShovelResult(moved=1, kept=7)
+    assert (set(claims), sum(looked)) == ({0}, 8), "when it was found the others were not looked at"
+    after = [(one.shard, one.pointer) for one in queue.sideline.peek(1_000)]
+    assert after == [*before[:7], *before[8:]]
+
+
 def test_a_pass_looks_at_each_message_once(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept goes back only at the end: it must not take the place of what was not looked at."""
-    monkeypatch.setattr(shovel_module, "BATCH", 3)
+    monkeypatch.setattr(shovel_pass, "BATCH", 3)
     queue = app.queue("jobs", int, shards=4, shovel_concurrency=1)
     fill(queue, 40, shards=4)
     seen: list[bytes] = []
@@ -108,7 +131,7 @@ def test_a_pass_looks_at_each_message_once(app: ignis.Ignis, monkeypatch: pytest
 
 
 def test_several_workers(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shovel_module, "BATCH", 10)
+    monkeypatch.setattr(shovel_pass, "BATCH", 10)
     queue = app.queue("jobs", int, shards=4, shovel_concurrency=4)
     fill(queue, 200, shards=4)
     assert queue.shovel.run_once().moved == 200
@@ -277,13 +300,13 @@ def test_what_fails_while_the_schedule_looks_is_not_taken_for_waiting(
     app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = app.queue("jobs", int, shards=1, shovel_interval=0, max_returns=2)
-    pending = queue.shovel._pending
+    pending = queue.shovel._passes.pending
 
     def look() -> Iterator[tuple[int, int, bytes | None]]:
         yield from pending()
         fill(queue, 1)
 
-    monkeypatch.setattr(queue.shovel, "_pending", look)
+    monkeypatch.setattr(queue.shovel._passes, "pending", look)
     assert queue.shovel.run_scheduled().waiting == 0
     monkeypatch.undo()
     assert queue.shovel.run_scheduled().moved == 1
@@ -348,11 +371,11 @@ def test_the_time_to_live_goes_on(memory_app: ignis.Ignis) -> None:
 def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:
     queue = memory_app.queue("jobs", int, shovel_interval=0)
     queue.shovel.start()
-    assert queue.shovel._timer is None
+    assert queue.shovel._schedule._timer is None
     queue.set_shovel(1, 1, 5)
-    assert queue.shovel._timer is not None
+    assert queue.shovel._schedule._timer is not None
     queue.set_shovel(0, 1, 5)
-    assert queue.shovel._timer is None
+    assert queue.shovel._schedule._timer is None
     queue.shovel.stop()
 
 
@@ -360,7 +383,7 @@ def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:
 
 
 def test_a_dry_run_counts_and_changes_nothing(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shovel_module, "BATCH", 3)
+    monkeypatch.setattr(shovel_pass, "BATCH", 3)
     queue = app.queue("jobs", int, shards=2)
     fill(queue, 7, "timeout", shards=2)
     fill(queue, 4, "crash", shards=2, first=7)
@@ -399,8 +422,8 @@ def test_a_rate_is_kept_in_small_steps(memory_app: ignis.Ignis, monkeypatch: pyt
         sizes.append(limit)
         return fire(name, limit, *args)
 
-    monkeypatch.setattr(queue.shovel, "_stop", Stop())
-    monkeypatch.setattr(shovel_module, "time", Frozen)
+    monkeypatch.setattr(queue.shovel._passes, "_stop", Stop())
+    monkeypatch.setattr(shovel_pass, "time", Frozen)
     monkeypatch.setattr(queue.sideline.store, "fire", counting)
     assert queue.shovel.run_once(rate=50).moved == 100
     assert sizes == [5] * 20
@@ -513,9 +536,18 @@ def test_what_not_even_the_sideline_takes_back_is_kept_in_hand(
     assert sorted(one.message for one in queue.main.fire(10)) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("at", ["before the transfer", "after the transfer", "before the reload"])
+@pytest.mark.parametrize(
+    ("at", "chosen"),
+    [
+        ("before the transfer", False),
+        ("after the transfer", False),
+        ("before the reload", False),
+        ("before the transfer", True),
+        ("after the transfer", True),
+    ],
+)
 def test_an_end_between_two_steps_leaves_each_message_once(
-    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, at: str
+    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, at: str, chosen: bool
 ) -> None:
     """The process ends there: what the next one and the sweeper find is everything, in one place each."""
 
@@ -536,6 +568,11 @@ def test_an_end_between_two_steps_leaves_each_message_once(
         monkeypatch.setattr(store, "reload", killed)
         raise Killed
 
+    def full(source: str, target: str, items: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(items) > 1 or items[0].pointer % 2:
+            raise StoreFullError("no room")
+        return transfer(source, target, items, *args, **kwargs)
+
     with monkeypatch.context() as patched:
         # A process that is gone gives nothing back either.
         patched.setattr(store, "reload", killed)
@@ -543,8 +580,10 @@ def test_an_end_between_two_steps_leaves_each_message_once(
             patched.setattr(store, "transfer", killed)
         elif at == "after the transfer":
             patched.setattr(store, "transfer", after)
+        else:
+            patched.setattr(store, "transfer", full)
         with pytest.raises(Killed):
-            queue.shovel.run_once(where=lambda message: message.headers["h"] % 2 == 0)
+            queue.shovel.run_once(where=(lambda message: message.headers["h"] % 2 == 0) if chosen else None)
     monkeypatch.setattr(store, "reload", reload)
     other = new_app(store_url).queue("jobs", int, shards=1)
     held = other.sideline.store.abandoned("jobs_SIDELINE", 0, 1 << 52, 100)

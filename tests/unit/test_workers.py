@@ -21,8 +21,10 @@ from ignis.consumer.pools.factory import make_pool
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.figures import HANDLING
 from ignis.message import BodyCodec
 from ignis.native import CODEC_JSON, Channel, decode_frames, encode_record
+from ignis.native.histogram import Histogram
 from tests.support import WAIT_S, Gate, eventually
 
 MAX_RECORD_BYTES = 64 << 10
@@ -37,6 +39,7 @@ class Reports:
         self.returned: list[int] = []
         self.runs: list[tuple[int, int]] = []
         self.timed = 0
+        self.durations = Histogram(HANDLING.bounds_s)
 
     def on_done(self, first_id: int, count: int) -> None:
         self.runs.append((first_id, count))
@@ -541,7 +544,7 @@ def test_no_coroutines_no_worker(pool_of: MakePool) -> None:
 
 def test_a_worker_process_can_report_what_is_not_utf8() -> None:
     outbox = make_inbox(MAX_RECORD_BYTES)
-    _ChildSink(outbox).on_failed(7, Failure("exception", "caf\udce9" * 2_000))
+    _ChildSink(outbox, Histogram(HANDLING.bounds_s)).on_failed(7, Failure("exception", "caf\udce9" * 2_000))
     ((_, request_id, payload),) = decode_frames(outbox.recv_many(1, WAIT_S)[0])[0]
     reason, error, _, _ = msgspec.msgpack.decode(payload)
     assert (request_id, reason, error) == (7, "exception", ("caf\\udce9" * 2_000)[: len(error)])

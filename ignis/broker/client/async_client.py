@@ -94,7 +94,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
         self.check()
         self._adopt(asyncio.get_running_loop())
-        connection = self._connection
+        connection = self.connection
         if connection is not None and connection.lost_because is None and request.command in FINISHING:
             return connection
         return await self.connect(timeout_s)
@@ -111,7 +111,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
 
     async def _wait_acks(self, timeout: float | None) -> int:
         self.check()
-        connection = self._connection
+        connection = self.connection
         return 0 if connection is None else await connection.wait_acks(chosen_timeout_s(self.settings, timeout))
 
     async def _subscribe(self, queue: str, request: ClientRequest[int]) -> AsyncSubscription:
@@ -144,7 +144,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         while True:
             self.check()
             self._adopt(loop)
-            connection = self._connection
+            connection = self.connection
             if connection is not None and connection.usable:
                 return connection
             left_s = deadline - loop.time()
@@ -168,7 +168,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
             return
         if self._loop is not None and not self._loop.is_closed():
             raise ClosedError("this client belongs to another event loop, which has not ended")
-        self._loop, self._connection, self._connecting = loop, None, None
+        self._loop, self.connection, self._connecting = loop, None, None
 
     def _connected(self, attempt: asyncio.Task[None]) -> None:
         if self._connecting is attempt:
@@ -233,7 +233,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting}, timeout=timeout)
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is None:
             return
         refused: IgnisError | None = None

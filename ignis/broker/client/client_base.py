@@ -52,25 +52,21 @@ class ClientBase(ClientCommands[S], Generic[S, C]):
         self.instance = secrets.token_hex(16)
         self.connects = 0
         self._late_answers = 0
-        self._connection: C | None = None
+        self.connection: C | None = None
+        """The present connection. Only the client itself sets it."""
         self._closed = False
         self._forks = FORKS[0]
 
     @property
-    def connection(self) -> C | None:
-        """The present connection."""
-        return self._connection
-
-    @property
     def pending(self) -> int:
         """Requests under way on the present connection, with those that were given up."""
-        connection = self._connection
+        connection = self.connection
         return 0 if connection is None else connection.machine.pending
 
     @property
     def late_answers(self) -> int:
         """Answers that came after their caller had given up."""
-        connection = self._connection
+        connection = self.connection
         return self._late_answers + (0 if connection is None else connection.machine.late_answers)
 
     @property
@@ -91,11 +87,11 @@ class ClientBase(ClientCommands[S], Generic[S, C]):
 
     def _replace_connection(self, fresh: C) -> None:
         """The new connection takes over what the old one has not told yet."""
-        old = self._connection
+        old = self.connection
         if old is not None:
             self._leave(old, "another connection took its place")
             fresh.pending_acks.inherit(old.pending_acks)
-        self._connection = fresh
+        self.connection = fresh
         self.connects += 1
 
     def _leave(self, connection: C, why: str) -> None:

@@ -49,13 +49,14 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         if not batches:
             self._calls.ask(store_requests.metadata(magazine))
             return []
-        check_batches(batches)
         if len(batches) == 1:
             shard, batch = batches[0]
-            first = self._load_one(magazine, shard, batch, ttl_s)
-            if first is not None:
-                batch.seal(0, shard, first)
-                return [first]
+            if not batch.sealed and 0 <= shard < MOST_SHARDS:
+                first = self._load_one(magazine, shard, batch, ttl_s)
+                if first is not None:
+                    batch.seal(0, shard, first)
+                    return [first]
+        check_batches(batches)
         request = store_requests.load(magazine, batches, ttl_s)
         self._calls.check_size(len(request.payload))
         placed = self._calls.ask(request)

@@ -73,7 +73,7 @@ def load(magazine: str, batches: Batches, ttl_s: Ttl) -> ClientRequest[list[tupl
 
 def load_one(magazine: str, shard: int, batch: PackedBatch, ttl_s: Ttl) -> Outgoing:
     """Makes `load` of one batch, for a connection on which nobody waits; its answer is read with `unpack_send_ack`."""
-    return Outgoing.load(encoded_name(magazine), ttl_ms_of(ttl_s), shard, batch)
+    return Outgoing.load(encoded_name(magazine), 0 if ttl_s is None else ttl_ms_of(ttl_s), shard, batch)
 
 
 def load_once(

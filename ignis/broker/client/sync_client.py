@@ -102,7 +102,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _connection_for(self, request: ClientRequest[T], timeout_s: float) -> SyncConnection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
-        connection = self._connection
+        connection = self.connection
         if connection is not None and connection.alive and (connection.usable or request.command in FINISHING):
             self.check()
             return connection
@@ -126,7 +126,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _wait_acks(self, timeout: float | None) -> int:
         self.check()
-        connection = self._connection
+        connection = self.connection
         return 0 if connection is None else connection.wait_acks(chosen_timeout_s(self.settings, timeout))
 
     def _subscribe(self, queue: str, request: ClientRequest[int]) -> SyncSubscription:
@@ -157,7 +157,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         Raises StoreUnreachableError, UnauthenticatedError, ProtocolError, ClosedError.
         """
         self.check()
-        connection = self._connection
+        connection = self.connection
         if connection is not None and connection.usable:
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
@@ -166,14 +166,14 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
                 f"another thread is still connecting after {limit_s:g} s", self.address, self._attempts
             )
         try:
-            connection = self._connection
+            connection = self.connection
             if connection is None or not connection.usable:
                 old, connection = connection, self._open(limit_s)
                 if old is not None and old.alive and self._resumes:
                     self._take_along(old)
                 self._replace_connection(connection)
                 if self._closed:  # meanwhile, by another thread, which did not see this one
-                    self._connection = None
+                    self.connection = None
                     connection.lose("the client was closed")
                     raise ClosedError("the client is closed")
             return connection
@@ -235,7 +235,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         if self._closed or self.forked:
             return
         self._closed = True
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is None:
             return
         refused: IgnisError | None = None

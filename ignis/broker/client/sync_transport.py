@@ -35,17 +35,13 @@ class SyncTransport:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._fd = sock.fileno()
+        self._fd = self.bare_fd = sock.fileno()
+        """``bare_fd``: the number of the socket, where bytes go as they are; -1 with TLS."""
         self._prepare()
 
     def _prepare(self) -> None:
         self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(SLICE_S * 1_000_000)))
-
-    @property
-    def bare_fd(self) -> int:
-        """The number of the socket, where bytes go as they are; -1 with TLS."""
-        return self._fd
 
     def send(self, view: memoryview) -> int:
         """Bytes that the system took, at least one. Raises BlockingIOError when it has no room, OSError."""
@@ -85,11 +81,8 @@ class TlsTransport(SyncTransport):
 
     def _prepare(self) -> None:
         self._sock.setblocking(False)
+        self.bare_fd = -1
         self._io = threading.Lock()
-
-    @property
-    def bare_fd(self) -> int:
-        return -1
 
     def send(self, view: memoryview) -> int:
         try:

@@ -273,16 +273,15 @@ class ClientMachine:
         """Why the broker closes the connection, once it said so; nothing more comes."""
         self.late_answers = 0
         self.unknown_answers = 0
-        self._reader = FrameReader(area, max_frame_bytes)
+        self.reader = FrameReader(area, max_frame_bytes)
+        """What takes frames out of the bytes that come."""
         self._ids = itertools.count(1)
+        self.reserve = self._ids.__next__
+        """Gives the id of a request that a shell sends by itself while this is `free`. It must `adopt` it, unless its answer
+        comes alone and the shell has taken it."""
         self._waiting: dict[int, _Waiting] = {}
         self._connect_id = 0
         self._undoing: deque[tuple[Asking, int]] = deque()
-
-    @property
-    def reader(self) -> FrameReader:
-        """What takes frames out of the bytes that come."""
-        return self._reader
 
     @property
     def pending(self) -> int:
@@ -330,11 +329,6 @@ class ClientMachine:
             and not self._undoing
             and len(self._waiting) < self.max_pending
         )
-
-    def reserve(self) -> int:
-        """The id of a request that a shell sends by itself while this is `free`. It must `adopt` it, unless its answer comes
-        alone and the shell has taken it."""
-        return next(self._ids)
 
     def adopt(self, request_id: int, token: Any) -> None:
         """From now on this is a request like others, which may have been carried out."""
@@ -411,15 +405,15 @@ class ClientMachine:
 
     def receive_buffer(self) -> memoryview:
         """Where the next bytes go. Release the view before the next call."""
-        return self._reader.get_buffer()
+        return self.reader.get_buffer()
 
     def received(self, size: int) -> list[Answer]:
         """The answers that are complete by now. Raises ProtocolError, MalformedFrameError: close the connection."""
-        return self._sort(self._reader.received(size))
+        return self._sort(self.reader.received(size))
 
     def feed(self, data: bytes) -> list[Answer]:
         """`received`, for bytes that lie elsewhere."""
-        return self._sort(self._reader.feed(data))
+        return self._sort(self.reader.feed(data))
 
     def _sort(self, items: list[tuple[int, int, Any]]) -> list[Answer]:
         answers: list[Answer] = []

@@ -35,6 +35,7 @@ from ignis.errors import (
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import QueueRecord, Transfer
+from ignis.storage.bounded_reads import peek_fitting, scan_fitting
 from ignis.storage.checks import MAX_TTL_S, check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
 
@@ -126,17 +127,18 @@ def _purge(asked: Asked) -> Reply:
 def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
     head, at = unpack(asked.payload, AnyNamed)
-    found = asked.app.store.magazines.peek(head.name, as_pointers(runs_in(asked.payload, at)))
-    rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
-    return value(_fitting(rows, asked.bound))
+    found = peek_fitting(asked.app.store.magazines, head.name, runs_in(asked.payload, at), max_bytes=asked.bound)
+    return value(tuple(found))
 
 
 def _scan(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Scan)
     limit = min(head.limit, MOST_ROWS)
-    rows = asked.app.store.magazines.scan(head.magazine, after=head.after, limit=limit, pending_only=head.pending_only)
-    fitting, cut = _fitting(rows, asked.bound)
-    return value((fitting, cut or len(rows) == limit < head.limit))
+    rows, cut = scan_fitting(
+        asked.app.store.magazines, head.magazine, after=head.after or {}, limit=limit, max_bytes=asked.bound,
+        pending_only=head.pending_only,
+    )  # fmt: skip
+    return value((rows, cut or len(rows) == limit < head.limit))
 
 
 def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:

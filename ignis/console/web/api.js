@@ -138,8 +138,7 @@ export function ask(title, content, label, kind, done) {
       const button = event.submitter;
       if (button) button.disabled = true;
       try {
-        await done(new FormData(form));
-        dialog.close();
+        if ((await done(new FormData(form))) !== false) dialog.close();
       } catch (error) {
         say(error.message, true);
       } finally {

@@ -1,7 +1,9 @@
 // Chooses the page by the address, logs in and out, and asks again every few seconds while the page can be seen.
 
 import { ApiError, begin, change, h, say, state, whoami } from "./api.js";
-import { failed, overview, queue, schedules, system } from "./pages.js";
+import { overview, queue } from "./pages.js";
+import { failed } from "./parts.js";
+import { schedules, system } from "./system.js";
 
 const EVERY_MS = 3000;
 const main = document.getElementById("main");

@@ -1,37 +1,8 @@
 // The pages. Each is a function that fills the content and returns what is to be done again every few seconds, or nothing.
 
-import { age, ask, at, call, change, chart, h, moment, number, rate, say, state } from "./api.js";
-
-const table = (label, heads, rows) =>
-  h("div", { class: "scroll" },
-    h("table", { "aria-label": label },
-      h("thead", {}, h("tr", {}, heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
-      h("tbody", {}, rows)));
-
-const cell = (text, kind) => h("td", { class: kind }, text);
-
-const figure = (name, value, kind) => h("div", {}, h("dt", {}, name), h("dd", { class: kind }, value));
-
-export function failed(main, error) {
-  main.replaceChildren(h("div", { class: "card" }, h("h1", {}, "That did not work"), h("p", { class: "bad" }, error.message)));
-}
-
-async function act(text, doing, then) {
-  try {
-    const found = await doing();
-    if (found && found.state === "failed") throw new Error(found.error.message);
-    say(found && found.state === "running" ? `${text}: still at it, see System` : text + told(found));
-    if (then) await then();
-  } catch (error) {
-    if (error.status === 401) return location.reload();
-    say(error.message, true);
-  }
-}
-
-function told(found) {
-  if (!found || !found.result) return "";
-  return ": " + Object.entries(found.result).filter(([, value]) => typeof value === "number").map(([name, value]) => `${number(value)} ${name}`).join(", ");
-}
+import { age, ask, at, call, change, chart, h, moment, number, rate, say } from "./api.js";
+import { edit, scale } from "./edit.js";
+import { act, cell, figure, table } from "./parts.js";
 
 // -- queues
 
@@ -110,7 +81,10 @@ function buttons(name, roles, paused, again) {
     const what = paused ? "resume" : "pause";
     made.push(h("button", { onclick: () => act(`queue ${what}d`, () => change("POST", at(name, `/${what}`)), again) }, paused ? "Resume" : "Pause"));
   }
-  if (roles.includes("admin")) made.push(h("button", { class: "danger", onclick: () => purge(name, again) }, "Purge"));
+  if (roles.includes("admin")) {
+    made.push(h("button", { onclick: () => scale(name, again) }, "Scale"));
+    made.push(h("button", { class: "danger", onclick: () => purge(name, again) }, "Purge"));
+  }
   if (!made.length) made.push(h("span", { class: "dim" }, "You may look at this queue, and not change it."));
   return made;
 }
@@ -217,7 +191,8 @@ async function sideline(content, name, roles, again) {
           }) : null),
           cell(moment(one.failed_at_ms), "when"), cell(one.reason ?? "–"), h("td", {}, h("div", { class: "preview" }, one.error ?? "")),
           cell(one.key ?? "–", "wide"), cell(number(one.failures), "num wide"), h("td", {}, h("div", { class: "preview" }, one.body_text)),
-          h("td", {}, h("button", { onclick: () => look(name, "/sideline", one) }, "Look"))))) : h("p", { class: "dim" }, "Nothing is here."),
+          h("td", { class: "row" }, h("button", { onclick: () => look(name, "/sideline", one) }, "Look"),
+            one.id && roles().includes("operate") ? h("button", { onclick: () => edit(name, one, after) }, "Edit") : null)))) : h("p", { class: "dim" }, "Nothing is here."),
       found.next ? h("button", { onclick: () => list(found.next) }, "Next page") : "");
   };
   await list("");
@@ -295,40 +270,4 @@ async function shards(content, name) {
   content.replaceChildren(
     h("div", { class: "card" }, h("h2", {}, "Queue"), table("Shards of the queue", heads, rows(found.shards))),
     h("div", { class: "card" }, h("h2", {}, "Sideline"), table("Shards of the sideline", heads, rows(found.sideline_shards))));
-}
-
-// -- the rest
-
-export async function schedules(main) {
-  const again = async () => {
-    const found = await call("GET", "/schedules");
-    const tool = (one, text, path) => h("button", {
-      onclick: () => act(`${one.schedule}: ${text.toLowerCase()}`, () => change("POST", `/schedules/${encodeURIComponent(one.schedule)}/${path}`), again),
-    }, text);
-    main.replaceChildren(h("h1", {}, "Schedules"), found.schedules.length
-      ? h("div", { class: "card" }, table("Schedules", [["schedule"], ["queue"], ["times"], ["next"], ["last", "wide"], ["fired", "num wide"], ["do"]], found.schedules.map((one) => h("tr", {},
-        cell(one.schedule), h("td", {}, h("a", { href: `#/queue/${encodeURIComponent(one.queue)}` }, one.queue)),
-        cell(one.cron ? `${one.cron} ${one.timezone}` : `every ${age(one.every_s)}`), cell(one.paused ? "paused" : moment(one.next_at)),
-        cell(moment(one.last_at), "wide"), cell(number(one.fired), "num wide"),
-        h("td", { class: "row" }, one.roles.includes("operate") ? [tool(one, "Run now", "run"), one.paused ? tool(one, "Resume", "resume") : tool(one, "Pause", "pause")] : null)))))
-      : h("p", { class: "card" }, "No schedule is stored."));
-  };
-  await again();
-  return null;
-}
-
-export async function system(main) {
-  const again = async () => {
-    const [led, store, work] = await Promise.all([call("GET", "/leaders"), call("GET", "/store"), call("GET", "/jobs")]);
-    main.replaceChildren(h("h1", {}, "System"),
-      h("div", { class: "card" }, h("h2", {}, "Who leads"), table("Leaders", [["scope"], ["leader"], ["epoch", "num"], ["since"], ["decided by"]], led.leaders.map((one) => h("tr", {},
-        cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`), cell(String(one.epoch), "num"), cell(moment(one.since_ms)), cell(one.kind))))),
-      h("div", { class: "card" }, h("h2", {}, "Jobs of this process"), work.jobs.length ? table("Jobs", [["job"], ["queue"], ["by"], ["state"], ["looked at", "num"], ["do"]], work.jobs.map((one) => h("tr", {},
-        cell(one.kind), cell(one.queue), cell(one.by), h("td", { class: one.state === "failed" ? "bad" : "" }, one.error ? one.error.message : one.state + told(one)), cell(number(one.looked_at), "num"),
-        h("td", {}, one.state === "running" && state.roles.includes("operate") ? h("button", { onclick: () => act("stopped", () => change("DELETE", `/jobs/${one.job}`), again) }, "Stop") : null)))) : h("p", { class: "dim" }, "None yet.")),
-      h("div", { class: "card" }, h("h2", {}, "Figures of this process"), h("dl", { class: "figures" },
-        Object.entries({ ...store.store, ...store.console }).map(([name, value]) => figure(name, typeof value === "number" ? number(value) : String(value))))));
-  };
-  await again();
-  return again;
 }

@@ -21,6 +21,7 @@ from ignis.consumer.handler import Failure
 from ignis.consumer.outcome import by_worker
 from ignis.errors import ClosedError, NativeError
 from ignis.native import Channel, decode_frames, encode_frames
+from ignis.native.histogram import Histogram
 
 __all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
 
@@ -38,7 +39,8 @@ COMMAND_START_FAILED = 6
 COMMAND_SAID = 7
 COMMAND_PROGRESS = 8
 COMMAND_SAW_CANCEL = 9
-COMMAND_TRACED = 10
+COMMAND_LOGGED = 10
+COMMAND_TRACED = 11
 
 _FRAME_OVERHEAD = 64
 
@@ -73,7 +75,10 @@ class Chunk:
         self.nbytes = nbytes
         self.left = len(records)
         self._places = places
-        self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
+        if len(places) == 1:
+            self._starts = [0, self.left]
+        else:
+            self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
 
     def part(self, start: int, stop: int) -> Part:
         """The messages ``start`` to ``stop`` as they are."""
@@ -109,6 +114,10 @@ class Chunk:
 class Sink(Protocol):
     """Where workers report. Called from worker threads; ids are request ids."""
 
+    @property
+    def durations(self) -> Histogram:
+        """Counts how long each message was in its handler."""
+
     def on_done(self, first_id: int, count: int) -> None:
         """Handled, or dropped by an ignorable exception. A run lies within one chunk."""
 
@@ -119,7 +128,7 @@ class Sink(Protocol):
         """Not started; somebody else may."""
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
-        """How long that many messages took one worker."""
+        """How long that many messages took one worker, for how many it is given at a time."""
 
 
 class Worker(abc.ABC):
@@ -136,6 +145,7 @@ class Worker(abc.ABC):
         self.submitted = 0
         self.reported = 0
         self._sink = sink
+        self.durations = sink.durations
         self._owed: deque[list[int]] = deque()  # [next id, end id)
 
     @property
@@ -156,6 +166,10 @@ class Worker(abc.ABC):
     @abc.abstractmethod
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends part of a chunk; False when the inbox has no room now or the worker is going away."""
+
+    def take_own(self, chunk: Chunk) -> bool:
+        """`submit` of a chunk of one message that the worker's own thread has claimed."""
+        return self.submit(chunk, 0, 1)
 
     def _send(self, inbox: Channel, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends to the inbox without waiting; False when it has no room or is closed. Raises MessageTooLargeError."""

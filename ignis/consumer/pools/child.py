@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import importlib
 import logging
+import mmap
 import multiprocessing.process
 import os
 import pickle
@@ -16,16 +17,18 @@ import threading
 import time
 import traceback
 from multiprocessing import resource_tracker, spawn
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ignis.consumer.handler import Failure, failure_of
-from ignis.consumer.handler_log import cut
+from ignis.consumer.handler_log import FailureTold, failure_told
 from ignis.consumer.outcome import again_after, attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
@@ -34,15 +37,18 @@ from ignis.consumer.pools.base import (
     COMMAND_STARTED,
     COMMAND_TRACED,
 )
+from ignis.consumer.pools.child_log import ForwardedLog, LogLevels, packed
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.consumer.registered import Registered, registered
 from ignis.consumer.work import Work, add_outlet
-from ignis.errors import ConfigError, MainGuardError, PeerDiedError
-from ignis.escaping import escape_uncaught
-from ignis.history import extended, type_name
+from ignis.errors import ClosedError, ConfigError, MainGuardError, PeerDiedError, UnreadableMessageError
+from ignis.figures import HANDLING
+from ignis.history import extended
+from ignis.log_format import log_uncaught
 from ignis.main_guard import running_again
-from ignis.message import MAX_ERROR_CHARS, as_utf8
-from ignis.native import Channel, encode_frame
+from ignis.message import MAX_ERROR_CHARS, Message, as_utf8
+from ignis.native import Channel, Record, encode_frame
+from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
 from ignis.tracing.unsettled import report_to
 
 __all__ = [
@@ -56,12 +62,13 @@ __all__ = [
     "ChildSpec",
     "entry",
     "launch",
+    "shared_durations",
 ]
 
 # Notes in the inbox's region: what the worker is at, readable by the parent even when the worker is dead ...
 NOTE_FIRST = 0  # request id + 1 of the last message whose handling began, 0 = none yet
 NOTE_COUNT = 1  # messages of the call: 1, or the size of the batch
-NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began
+NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began, 0 = it has ended
 # ... and what the parent wants of it.
 NOTE_RETURN = 3  # 1 = give back what is not started
 NOTE_STOP = 4  # 1 = end
@@ -99,10 +106,12 @@ class ChildSpec(msgspec.Struct):
     codec: str
     inbox: str
     outbox: str
+    durations: str
     parent_pid: int
     give_back_s: float
     preparation: dict[str, Any]
     tracker_fd: int
+    log_levels: LogLevels
 
 
 def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -140,39 +149,47 @@ def entry(spec: ChildSpec) -> None:
     faulthandler.register(
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
-    escape_uncaught()
+    durations = shared_durations(Path(spec.durations))  # before the channels: then the parent removes the files
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
+    sink = _ChildSink(outbox, durations)
+    work_inbox = FramesInbox(inbox)
+    forwarded = ForwardedLog(sink.log, lambda: _fields(spec.queue, inbox, work_inbox))
+    forwarded.install(spec.log_levels)
+    log_uncaught()
     try:
         _prepare(spec)
         found = find_handler(spec.module, spec.name, spec.queue)
         runner, handler = found.make_runner(spec.codec), found.spec
+        forwarded.take_over()
     except BaseException as exc:
         # Said in the parent's log, in its form: what stands on stderr beside it no collector of logs can read.
-        said = (logging.ERROR, "start", cut(f"worker process of {spec.queue} cannot start\n{_trace(exc)}"))
+        said = (logging.ERROR, "start", f"worker process of {spec.queue} cannot start", failure_told(exc))
         outbox.send(encode_frame(COMMAND_SAID, 0, _encode(said)), timeout=_REPORT_S)
         outbox.send(encode_frame(COMMAND_START_FAILED, 0, _why(exc).encode("utf-8", "replace")), timeout=_REPORT_S)
         outbox.close()
         sys.exit(1)
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
-    sink = _ChildSink(outbox)
     handler.log.send = sink.say
     add_outlet(_ChildOutlet(inbox, sink))
     report_to(lambda id, traceparent: sink.send(COMMAND_TRACED, (id, traceparent)))
 
     set_note = inbox.set_note
-    timed = handler.timeout_s is not None
+    count_duration = sink.durations.add
     last_count = 0
 
-    def on_start(first_id: int, count: int) -> bool:
+    def on_start(first_id: int, count: int, took: tuple[float, int] | None) -> bool:
         nonlocal last_count
+        if took is not None:
+            count_duration(*took)
         if count:
             if count != last_count:
                 set_note(NOTE_COUNT, count)
                 last_count = count
-            if timed:
-                set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
+            set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
             set_note(NOTE_FIRST, first_id + 1)
+        else:
+            set_note(NOTE_SINCE_US, 0)
         # Not cleared afterwards: until the report of a message arrives the parent must know that it was started, and
         # after that the parent no longer counts it as owed.
         return True
@@ -180,7 +197,7 @@ def entry(spec: ChildSpec) -> None:
     loop = WorkLoop(
         runner,
         handler,
-        FramesInbox(inbox),
+        work_inbox,
         sink,
         should_return=lambda: inbox.get_note(NOTE_RETURN) == 1,
         should_stop=lambda: inbox.get_note(NOTE_STOP) == 1,
@@ -209,11 +226,18 @@ def _prepare(spec: ChildSpec) -> None:
         del this._inheriting
 
 
-def _trace(exc: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
-    except BaseException:  # the exception's own text raises
-        return type_name(exc)
+def _fields(queue: str, inbox: Channel, given: FramesInbox) -> dict[str, Any]:
+    """What the handler is at, for its lines in the log."""
+    fields: dict[str, Any] = {"queue": queue}
+    with contextlib.suppress(ClosedError):
+        if not inbox.get_note(NOTE_SINCE_US) or inbox.get_note(NOTE_COUNT) != 1:
+            return fields
+        data = given.record(inbox.get_note(NOTE_FIRST) - 1)
+        if data is not None:
+            with contextlib.suppress(UnreadableMessageError):
+                message = Message(Record(data))
+                return fields | {"message_id": message.id, "attempt": message.attempt}
+    return fields
 
 
 def _why(exc: BaseException) -> str:
@@ -272,11 +296,25 @@ class _ChildOutlet:
         self._sink.send(COMMAND_SAW_CANCEL, work.id)
 
 
+def shared_durations(path: Path, *, create: bool = False) -> Histogram:
+    """Counts in a file how long messages were in their handler, so that what a killed process has counted is known. Made by the
+    parent, opened by the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    try:
+        if create:
+            os.ftruncate(descriptor, HISTOGRAM_BYTES)
+        memory = mmap.mmap(descriptor, HISTOGRAM_BYTES)
+    finally:
+        os.close(descriptor)
+    return Histogram(HANDLING.bounds_s, memory)
+
+
 class _ChildSink:
     """Sends outcomes to the parent."""
 
-    def __init__(self, outbox: Channel) -> None:
+    def __init__(self, outbox: Channel, durations: Histogram) -> None:
         self._outbox = outbox
+        self.durations = durations
         self._timed = 0
         self._elapsed_s = 0.0
 
@@ -314,9 +352,13 @@ class _ChildSink:
         """Something about the call in progress."""
         self._send(encode_frame(command, 0, _encode(payload)))
 
-    def say(self, level: int, key: str, text: str) -> None:
-        """A line for the parent's log."""
-        self._send(encode_frame(COMMAND_SAID, 0, _encode((level, key[:100], text))))
+    def say(self, level: int, key: str, text: str, failure: FailureTold | None) -> None:
+        """What `HandlerLog` says, for that of the parent."""
+        self._send(encode_frame(COMMAND_SAID, 0, _encode((level, key[:100], text, failure))))
+
+    def log(self, told: dict[str, Any]) -> None:
+        """A line of the log, for `relog` in the parent."""
+        self._send(encode_frame(COMMAND_LOGGED, 0, packed(told)))
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))

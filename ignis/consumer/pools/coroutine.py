@@ -15,7 +15,7 @@ from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
-from ignis.consumer.runner import Runner
+from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.process_hooks import on_fork
 from ignis.stacks import start_thread
@@ -49,11 +49,12 @@ class LoopFeeder(Protocol):
 class _Call:
     """One call of the handler, and its messages until they are accounted for."""
 
-    __slots__ = ("begun", "cancelled", "ids")
+    __slots__ = ("began_s", "begun", "cancelled", "ids")
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids: Sequence[int] = ids
         self.begun = False
+        self.began_s = 0.0
         self.cancelled = False
 
 
@@ -214,6 +215,8 @@ class _LoopWorker(Worker):
         if call.ids and not self._runner.cancelling:
             # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
             failure = failure_of(asyncio.CancelledError() if exc is None else exc)
+            if call.begun:
+                self.durations.add(time.monotonic() - call.began_s, len(call.ids))
             for request_id in call.ids:
                 if call.begun:
                     self._ended_calls.append((request_id, failure))
@@ -225,7 +228,7 @@ class _LoopWorker(Worker):
 
     async def _one(self, call: _Call, record: bytes) -> None:
         call.begun = True
-        began = time.monotonic()
+        call.began_s = began = time.monotonic()
         # Awaited first: `_report` puts a new list in place meanwhile; an append bound before would go to the old one.
         try:
             outcome = await self._runner.run_async(record)
@@ -235,11 +238,11 @@ class _LoopWorker(Worker):
             outcome = failure_of(exc)
         self._ended_calls.append((call.ids[0], timed(outcome, began)))
         call.ids = ()
-        self._time(1, began)
+        self._time([outcome], began)
 
     async def _batch(self, call: _Call, records: list[bytes]) -> None:
         call.begun = True
-        began = time.monotonic()
+        call.began_s = began = time.monotonic()
         try:
             outcomes = await self._runner.run_batch_async(records)
         except (asyncio.CancelledError, GeneratorExit):
@@ -250,10 +253,12 @@ class _LoopWorker(Worker):
             (request_id, timed(outcome, began)) for request_id, outcome in zip(call.ids, outcomes, strict=True)
         ]
         call.ids = ()
-        self._time(len(records), began)
+        self._time(outcomes, began)
 
-    def _time(self, messages: int, began: float) -> None:
-        self.on_timing(messages, (time.monotonic() - began) / max(1, len(self._tasks)))
+    def _time(self, outcomes: Sequence[Outcome], began: float) -> None:
+        took_s = time.monotonic() - began
+        self.durations.add(took_s, sum(one is None or one.reason not in NOT_CALLED for one in outcomes))
+        self.on_timing(len(outcomes), took_s / max(1, len(self._tasks)))
 
     def _report(self) -> None:
         """Reports what has ended, runs of done messages in one call, and starts what waits."""

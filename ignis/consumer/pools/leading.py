@@ -40,17 +40,18 @@ class Tray:
     def __init__(self, worker: Worker, feeder: Feeder | None) -> None:
         self._worker = worker
         self._feeder = feeder
-        self._parts: deque[Part] = deque()
+        self.parts: deque[Part] = deque()
+        """What is in it. Only the thread itself, while it leads, adds to it here."""
         self._leads = False
         self._bell = threading.Lock()  # free = somebody rang
         self._bell.acquire()
 
     def __bool__(self) -> bool:
         """Whether there is anything in it."""
-        return bool(self._parts)
+        return bool(self.parts)
 
     def put(self, part: Part) -> None:
-        self._parts.append(part)
+        self.parts.append(part)
         if not self._leads:  # the leader feeds itself
             self.ring()
 
@@ -66,25 +67,25 @@ class Tray:
 
     def take(self, most: int, wait_s: float) -> list[Part]:
         """See `ignis.consumer.pools.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
-        if not self._parts and wait_s > 0:
+        if not self.parts and wait_s > 0:
             if self._feeder is None:
                 self._bell.acquire(timeout=wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
         parts: list[Part] = []
-        while self._parts and len(parts) < most:
-            parts.append(self._parts.popleft())
+        while self.parts and len(parts) < most:
+            parts.append(self.parts.popleft())
         return parts
 
     def _lead_or_follow(self, feeder: Feeder, until_s: float) -> None:
         """Once: whoever rings may have several reasons, and what the thread was told is its caller's to look at."""
         leading = feeder.leading
         if leading.follow(self):
-            if not self._parts:
+            if not self.parts:
                 self._bell.acquire(timeout=max(0.0, until_s - time.monotonic()))
             if not leading.leave(self):
                 return
-            if self._parts or time.monotonic() >= until_s or not leading.take(self):
+            if self.parts or time.monotonic() >= until_s or not leading.take(self):
                 leading.pass_on()  # it was called, and has something else to do by now
                 return
         self._leads = True

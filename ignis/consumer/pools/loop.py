@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
-from ignis.consumer.runner import Runner
+from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.native import Channel
 from ignis.native.handling import WENT_ON, Progress
@@ -44,12 +44,21 @@ class FramesInbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._taken: list[Part] = []
+
+    def record(self, request_id: int) -> bytes | None:
+        """Of a message that was taken last."""
+        for first, records in self._taken:
+            if first <= request_id < first + len(records):
+                return records[request_id - first]
+        return None
 
     def take(self, most: int, wait_s: float) -> list[Part]:
         parts: list[Part] = []
         for message in self._channel.recv_many(most, wait_s):
             frames = frames_of(message)
             parts.append((frames[0][1], [record for _, _, record in frames]))
+        self._taken = parts or self._taken
         return parts
 
 
@@ -60,10 +69,13 @@ class WorkLoop:
         runner: calls the handler.
         inbox: where chunks come from.
         sink: where outcomes go.
-        should_return: true when messages not yet started are to be given back; asked every millisecond.
+        should_return: true when messages not yet started are to be given back; asked every millisecond. None = `returning`
+            says it.
         should_stop: true when the loop is to end once its inbox is empty.
         on_start: called with (first request id, count) before a handler call and with (0, 0) after the last one of a
-            chunk; returns False when the worker was given up meanwhile and must say nothing more.
+            chunk; returns False when the worker was given up meanwhile and must say nothing more. Its third argument is how
+            long the call before took, in seconds, and of how many messages it was, None = there was none: whoever watches
+            counts it, or has counted a call that was given up.
         give_back_s: a chunk that takes longer than this was misjudged: the rest is returned.
     """
 
@@ -74,36 +86,40 @@ class WorkLoop:
         inbox: Inbox,
         sink: Sink,
         *,
-        should_return: Callable[[], bool],
+        should_return: Callable[[], bool] | None,
         should_stop: Callable[[], bool],
-        on_start: Callable[[int, int], bool] | None,
+        on_start: Callable[[int, int, tuple[float, int] | None], bool] | None,
         give_back_s: float,
     ) -> None:
         self._runner = runner
         self._inbox = inbox
         self._sink = sink
+        self._durations = sink.durations
         self._should_return = should_return
         self._should_stop = should_stop
         self._on_start = on_start
         self._give_back_s = give_back_s
-        self._progress = Progress()
+        self.progress = Progress()
+        """Where it is, and whether it is to give back: see `returning`."""
         self._at_batch: tuple[int, int] | None = None
+        directly = on_start is None and runner.direct is not None
+        self._run_chunk: Callable[[int, Sequence[bytes]], bool] = self._run_directly if directly else self._run_each
         self._batch_size = spec.batch_size
         self._batch_wait_s = spec.batch_wait_s
 
     @property
     def returning(self) -> bool:
         """Set by another thread of this process: `should_return` at once, without waiting for the next look."""
-        return self._progress.returning
+        return self.progress.returning
 
     @returning.setter
     def returning(self, returning: bool) -> None:
-        self._progress.returning = returning
+        self.progress.returning = returning
 
     @property
     def at(self) -> tuple[int, int]:
         """(first request id, count) of the call in progress or just ended, for whoever gives the worker up."""
-        return self._at_batch or (self._progress.at_id, 1)
+        return self._at_batch or (self.progress.at_id, 1)
 
     def run(self) -> None:
         """Returns when stopped, given up, or when the other side is gone."""
@@ -121,67 +137,76 @@ class WorkLoop:
         parts = self._inbox.take(1, 0 if stop else self._inbox.poll_s)
         if not parts:
             return not stop
-        return self._run_chunk(*parts[0])
+        first, records = parts[0]
+        return self._run_chunk(first, records)
 
-    def _run_chunk(self, first: int, records: Sequence[bytes]) -> bool:
+    def _run_each(self, first: int, records: Sequence[bytes]) -> bool:
         """False when the worker was given up."""
-        if self._on_start is None and self._runner.direct is not None:
-            self._run_directly(self._runner.direct, first, records)
-            return True
-        run, progress, on_start = self._runner.run, self._progress, self._on_start
+        run, progress, on_start = self._runner.run, self.progress, self._on_start or self._count
         clock = time.monotonic
         began = reported = clock()
         look_at = 0.0
         end = first + len(records)
         run_start = current = first
         now = began
+        took: tuple[float, int] | None = None
         for request_id, record in enumerate(records, first):
             current = request_id
             if now >= look_at:
-                if self._should_return():
+                if self._should_return is not None and self._should_return():
                     break
                 look_at = now + _LOOK_S
             if progress.returning:
                 break
-            if on_start is not None and not on_start(current, 1):
+            if not on_start(current, 1, took):
                 return False
             progress.at_id = current
             outcome = run(record)
+            call_began, now = now, clock()
+            took = (now - call_began, 1) if outcome is None or outcome.reason not in NOT_CALLED else None
+            due = now - reported > _REPORT_S
+            if outcome is None and not due:
+                continue
+            if not on_start(0, 0, took):
+                return False
+            took = None
+            self._report(run_start, current + (outcome is None))
             if outcome is not None:
-                if on_start is not None and not on_start(0, 0):
-                    return False
-                self._report(run_start, current)
-                self._report_one(current, timed(outcome, now))
-                run_start = current + 1
-            now = clock()
-            if now - reported > _REPORT_S:
-                if on_start is not None and not on_start(0, 0):
-                    return False
-                self._report(run_start, current + 1)
-                run_start = current + 1
+                self._report_one(current, timed(outcome, call_began))
+            run_start = current + 1
+            if due:
                 reported = now
                 if now - began > self._give_back_s:
                     current += 1
                     break
         else:
             current = end
-        if on_start is not None and not on_start(0, 0):
+        if not on_start(0, 0, took):
             return False
         self._end_chunk(first, run_start, current, end, began)
         return True
 
-    def _run_directly(
-        self, direct: Callable[..., tuple[int, int, Any, float]], first: int, records: Sequence[bytes]
-    ) -> None:
-        """`_run_chunk` where nothing stands between worker and handler: what is the same for each message is done in C."""
-        clock = time.monotonic
+    def _count(self, first_id: int, count: int, took: tuple[float, int] | None) -> bool:
+        """`on_start` where nobody watches."""
+        if took is not None:
+            self._durations.add(*took)
+        return True
+
+    def _run_directly(self, first: int, records: Sequence[bytes]) -> bool:
+        """`_run_each` where nothing stands between worker and handler: what is the same for each message is done in C."""
+        direct = self._runner.direct
+        assert direct is not None
+        clock, progress, should_return = time.monotonic, self.progress, self._should_return
         began = reported = now = clock()
         at = start = 0
-        while at < len(records) and not self._should_return() and not self.returning:
-            at, what, value, call_began = direct(records, at, first, self._progress, now + _LOOK_S)
+        while at < len(records) and not progress.returning and (should_return is None or not should_return()):
+            at, what, value, call_began = direct(records, at, first, progress, now + _LOOK_S, self._durations)
             if what != WENT_ON:
                 outcome = self._runner.judge(what, records[at], value)
                 value = None
+                now = clock()
+                if outcome is None or outcome.reason not in NOT_CALLED:
+                    self._durations.add(now - call_began)
                 if outcome is not None:
                     self._report(first + start, first + at)
                     self._report_one(first + at, timed(outcome, call_began))
@@ -194,6 +219,7 @@ class WorkLoop:
                 if now - began > self._give_back_s:
                     break
         self._end_chunk(first, first + start, first + at, first + len(records), began)
+        return True
 
     def _end_chunk(self, first: int, start: int, current: int, end: int, began: float) -> None:
         """Reports from ``start`` on; what was not begun is given back."""
@@ -232,7 +258,8 @@ class WorkLoop:
                 if not held:
                     since = clock()
                 held += enumerate(records, first)
-            if self.returning or self._should_return() or (self._should_stop() and not held):
+            returning = self.returning or (self._should_return is not None and self._should_return())
+            if returning or (self._should_stop() and not held):
                 for request_id, _ in held:
                     self._sink.on_returned(request_id, 1)
                 held = []
@@ -246,11 +273,14 @@ class WorkLoop:
 
     def _run_batch(self, batch: list[tuple[int, bytes]]) -> bool:
         began = time.monotonic()
-        if self._on_start is not None and not self._on_start(batch[0][0], len(batch)):
+        if self._on_start is not None and not self._on_start(batch[0][0], len(batch), None):
             return False
         self._at_batch = (batch[0][0], len(batch))
         outcomes = self._runner.run_batch([record for _, record in batch])
-        if self._on_start is not None and not self._on_start(0, 0):
+        took = time.monotonic() - began, sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
+        if self._on_start is None:
+            self._durations.add(*took)
+        elif not self._on_start(0, 0, took):
             return False
         start = previous = -1
         for (request_id, _), outcome in zip(batch, outcomes, strict=True):

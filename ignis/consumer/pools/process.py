@@ -20,6 +20,7 @@ from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
@@ -35,6 +36,7 @@ from ignis.consumer.pools.base import (
     frames_of,
     inbox_classes,
 )
+from ignis.consumer.pools.child_log import log_levels, relog
 from ignis.consumer.work import Work, note_seen, open_work
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
@@ -89,10 +91,23 @@ class _ProcessWorker(Worker):
         self._outbox = Channel.create(
             outbox, role="consumer", capacity=1024, size_classes=_OUTBOX_CLASSES, max_message_bytes=child.REPORT_BYTES
         )
-        self._files = (inbox, outbox)
+        times = pool.directory / f"{number}.times"
+        self._counted = child.shared_durations(times, create=True)
+        self._files = (inbox, outbox, times)
         module, name = pool.spec.import_path()
         spec = child.ChildSpec(
-            module, name, pool.spec.queue, pool.codec, str(inbox), str(outbox), os.getpid(), pool.give_back_s, {}, -1
+            module,
+            name,
+            pool.spec.queue,
+            pool.codec,
+            str(inbox),
+            str(outbox),
+            str(times),
+            os.getpid(),
+            pool.give_back_s,
+            {},
+            -1,
+            log_levels(),
         )
         try:
             self.process = child.launch(spec)
@@ -124,14 +139,15 @@ class _ProcessWorker(Worker):
         except ClosedError:
             return
 
-    def running(self) -> tuple[int, int, float] | None:
-        """(first request id, count, seconds so far) of the call in progress."""
+    def running(self) -> tuple[int, int, float | None] | None:
+        """(first request id, count, seconds so far) of the call in progress; None seconds when it has just ended."""
         try:
             first = self.inbox.get_note(child.NOTE_FIRST)
             if not first or not self.owes(first - 1):
                 return None
             since_us = self.inbox.get_note(child.NOTE_SINCE_US)
-            return first - 1, self.inbox.get_note(child.NOTE_COUNT), time.monotonic() - since_us / 1e6
+            seconds = time.monotonic() - since_us / 1e6 if since_us else None
+            return first - 1, self.inbox.get_note(child.NOTE_COUNT), seconds
         except ClosedError:  # accounted for meanwhile
             return None
 
@@ -202,6 +218,8 @@ class _ProcessWorker(Worker):
         self._account()
 
     def _take(self, messages: list[bytes]) -> None:
+        if messages:
+            self.durations.take(self._counted)
         for message in messages:
             for command, request_id, payload in frames_of(message):
                 if command in (COMMAND_DONE, COMMAND_FAILED, COMMAND_RETURNED):
@@ -215,17 +233,6 @@ class _ProcessWorker(Worker):
                     reason, error, attempts, again = _decode(payload)
                     after = None if again is None else Backoff(*again)
                     self.on_failed(request_id, Failed.of(reason, error, parsed(attempts), again=after))
-                elif command == COMMAND_PROGRESS:
-                    id, fraction, text = _decode(payload)
-                    if self._work is None or self._work.id != id:
-                        self._work = open_work(self._pool.spec.queue, id)
-                    self._work.tell(fraction, text)
-                elif command == COMMAND_SAW_CANCEL:
-                    note_seen(self._pool.spec.queue, _decode(payload))
-                elif command == COMMAND_TRACED:
-                    unsettled.note(self._pool.spec.queue, *_decode(payload))
-                elif command == COMMAND_SAID:
-                    self._pool.spec.log.forwarded(*_decode(payload))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
                 elif command == COMMAND_STARTED:
@@ -233,6 +240,24 @@ class _ProcessWorker(Worker):
                     self._pool.on_ready()
                 elif command == COMMAND_START_FAILED:
                     self.start_error = payload.decode("utf-8", "replace")
+                else:
+                    self._hear_said(command, payload)
+
+    def _hear_said(self, command: int, payload: bytes) -> None:
+        """What the process says beside its outcomes."""
+        if command == COMMAND_PROGRESS:
+            id, fraction, text = _decode(payload)
+            if self._work is None or self._work.id != id:
+                self._work = open_work(self._pool.spec.queue, id)
+            self._work.tell(fraction, text)
+        elif command == COMMAND_SAW_CANCEL:
+            note_seen(self._pool.spec.queue, _decode(payload))
+        elif command == COMMAND_SAID:
+            self._pool.spec.log.forwarded(*_decode(payload))
+        elif command == COMMAND_LOGGED:
+            relog(_decode(payload))
+        elif command == COMMAND_TRACED:
+            unsettled.note(self._pool.spec.queue, *_decode(payload))
 
     def _account(self) -> None:
         """The process is gone: account for what it was at and hand the rest back."""
@@ -245,6 +270,9 @@ class _ProcessWorker(Worker):
         if not self.ready and self.start_error is None:
             self.start_error = f"the process ended with {ending(code)} before it was ready"
         running = self.running()
+        self.durations.take(self._counted)
+        if running is not None and running[2] is not None and not self._abandoned:
+            self.durations.add(running[2], running[1])
         self._work = None
         if self.outstanding or (code and self._kill_reason is None):
             at = f", at {self.name_of(running[0], running[1])}" if running else ""
@@ -413,7 +441,7 @@ class ProcessPool(Pool):
         if timeout_s is not None:
             for worker in [*self._workers, *self._leaving]:
                 running = worker.running() if worker.ready and worker.process.poll() is None else None
-                if running is not None and running[2] > timeout_s:
+                if running is not None and running[2] is not None and running[2] > timeout_s:
                     failure = overrun_failure(timeout_s)
                     said = f"{failure.error}; its process is killed"
                     self.spec.log.failed(failure.reason, said, worker.name_of(running[0], running[1]))

@@ -16,6 +16,7 @@ from ignis.consumer.pools.loop import WorkLoop
 from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError
 from ignis.message import REASON_CRASH
+from ignis.native.histogram import Histogram
 from ignis.stacks import start_thread
 
 __all__ = ["ThreadPool"]
@@ -48,6 +49,10 @@ class _Reports:
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         self._worker.on_timing(messages, elapsed_s)
 
+    @property
+    def durations(self) -> Histogram:
+        return self._worker.durations
+
 
 class _ThreadWorker(Worker):
     """One thread. A handler that overruns its time cannot be stopped from outside: the thread is given up (its message
@@ -74,7 +79,7 @@ class _ThreadWorker(Worker):
             spec,
             self._tray,
             _Reports(self),
-            should_return=lambda: False,
+            should_return=None,
             should_stop=lambda: self.stopping,
             on_start=self._on_start if spec.timeout_s is not None else None,
             give_back_s=pool.give_back_s,
@@ -115,6 +120,17 @@ class _ThreadWorker(Worker):
             self._tray.put(part)
             return True
 
+    def take_own(self, chunk: Chunk) -> bool:
+        # What `submit` does, in one function: a message that waits for it pays for each that is called.
+        first_id = chunk.first_id
+        with self._lock:
+            if self.stopping or self.given_up or self._loop.progress.returning:
+                return False
+            self._owed.append([first_id, first_id + 1])
+            self.submitted += 1
+            self._tray.parts.append((first_id, chunk.records))
+            return True
+
     def running(self) -> tuple[int, int, float | None] | None:
         first_id, count = self._loop.at
         running = self._running
@@ -132,18 +148,23 @@ class _ThreadWorker(Worker):
                 raise _GivenUpError
             yield
 
-    def _on_start(self, first_id: int, count: int) -> bool:
+    def _on_start(self, first_id: int, count: int, took: tuple[float, int] | None) -> bool:
         with self._lock:
             self._running = (first_id, count, time.monotonic()) if count else None
+            if took is not None and not self.given_up:
+                self.durations.add(*took)
             return not self.given_up
 
     def give_up_overdue(self, now_s: float, timeout_s: float) -> tuple[int, int] | None:
-        """Gives the worker up when its call has run for too long; (first request id, count) of that call, or None."""
+        """Gives the worker up when its call has run for too long, and counts how long; (first request id, count) of that call,
+        or None."""
         with self._lock:
             if self.given_up or self._running is None or now_s - self._running[2] <= timeout_s:
                 return None
             self.given_up = True
-            return self._running[0], self._running[1]
+            first_id, count, began_s = self._running
+            self.durations.add(now_s - began_s, count)
+            return first_id, count
 
     def give_up(self, failure: Failure | None) -> None:
         """Takes everything from the worker: what it is at goes where `settle_lost` says, the rest back."""

@@ -20,6 +20,8 @@ __all__ = ["ClaimScan", "warn_of_late"]
 _MOST_EXPIRED = 100_000
 """So many expired records one call retires; the rest is for the next."""
 _ANY_SIZE = 1 << 62
+_row = tuple.__new__
+"""Makes a named tuple without the function of Python's that its class makes one with."""
 
 
 def warn_of_late(found: Magazine, expired_log: ExpiredLog) -> None:
@@ -114,10 +116,15 @@ class ClaimScan:
             begin=self.begin(found),
             max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
         )
-        warn_of_late(found, self._expired_log)
+        if found.log.late:
+            warn_of_late(found, self._expired_log)
         if fired is None:
             return number, None
         pieces, expired, more, _ = fired
+        if len(pieces) == 1 and not expired:  # as a rule: a handler waits for this message
+            shard, pointers, records, _ = pieces[0]
+            self._rotation[found.name] = shard + 1
+            return number, _row(FireResult, ([_row(Claim, (shard, pointers, records))], {}, 0, more))
         claims = self._claims_of(found, pieces)
         if not expired:
             return number, FireResult(claims, {}, 0, more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import ignis
 from ignis.errors import ConfigError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.storage.base import Store
@@ -494,3 +496,16 @@ def test_a_process_that_stopped_keeps_no_room(path: Path) -> None:
             while store.directory.log("sync").maintain():  # type: ignore[attr-defined]
                 pass
             assert int(store.stats()["file_bytes"]) < 60 << 20, "of 80 MiB that were written"
+
+
+def test_room_that_is_kept_may_be_removed_by_others(tmp_path: Path) -> None:
+    """A publish failed for good, "No such file or directory", when the file that is kept for checkpoints was not there."""
+    with contextlib.closing(ignis.Ignis(f"embedded://{tmp_path}/store")) as app:
+        queue = app.queue("q", bytes, shards=1, durability="none")
+        for round_ in range(1, 4):
+            for _ in range(4):
+                queue.publish_many([bytes(10_000)] * 1_000)
+            kept = eventually(lambda: list(tmp_path.rglob("tmp-spare-*")))
+            for path in kept:
+                path.unlink()
+            assert queue.stats()["pending"] == round_ * 4_000

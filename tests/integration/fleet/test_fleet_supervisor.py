@@ -64,6 +64,8 @@ def test_a_killed_worker_is_replaced_and_what_it_held_is_given_back(start: Start
     status, health = command.health()
     assert (status, health["deaths"], health["restarts"]) == (200, 1, 1)
     assert health["recovered"] == reasons(queue)["abandoned"]
+    counted = f'ignis_sidelined_total{{queue="q",reason="abandoned"}} {health["recovered"]}.0'
+    eventually(lambda: counted in command.get("/metrics")[1].decode())  # its figures are up to a second old
     [message] = [one.envelope for one in queue.sideline.peek(1)]
     assert message.crashes == 1
     assert f":{victim}:" in (message.error or "")

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import ignis
 from ignis import errors
 from ignis.config import RelaySettings
 from ignis.metrics import Collector
+from ignis.native import PackedBatch, encode_record
 from tests.support import WAIT_S, eventually
 from tests.support.relay import Place, finish, kill, place, say, stop
 
@@ -62,6 +64,26 @@ def test_a_deadline_travels_with_the_message(here: Place, queue: ignis.Queue[byt
         ends = {one.envelope.body: one.envelope.expires_at_ms for one in app.queue("q", bytes).main.peek(10)}
     assert ends[b"two"] is None
     assert ends[b"one"] is not None
+
+
+def test_the_time_to_live_counts_from_the_sending(here: Place) -> None:
+    """What lay in its channel while no relay ran is as old as it is."""
+    with ignis.Ignis(here.url, store={"timeout_s": WAIT_S}) as app:
+        queue = app.queue("q", bytes, message_expiry="1h", shards=1)
+        queue.open()
+        here.start_relay()
+        now_us = time.time_ns() // 1_000
+        ages_s = {b"old": 7_200, b"young": 1_800, b"of tomorrow": -86_400}
+        for body, age_s in ages_s.items():
+            record = encode_record(body, enqueued_at_us=now_us - age_s * 1_000_000)
+            app.store.magazines.load("q", [(0, PackedBatch.pack([record]))], None)
+            app.store.magazines.load_later("q", [(0, PackedBatch.pack([record]))], [[1]], None)
+    with ignis.Ignis(here.store_url) as app:
+        stored = app.queue("q", bytes)
+        found: list[bytes] = []
+        eventually(lambda: found.extend(one.message for one in stored.main.fire(10)) or len(found) == 4)
+        assert sorted(found) == [b"of tomorrow"] * 2 + [b"young"] * 2
+        eventually(lambda: app.store.magazines.expire("q") == 0 and stored.stats()["expired"] == 2)
 
 
 def test_a_queue_is_listed_when_its_first_message_is_stored(here: Place) -> None:

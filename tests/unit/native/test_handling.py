@@ -15,6 +15,7 @@ from ignis.consumer.handler import Context
 from ignis.errors import UnreadableMessageError
 from ignis.native import encode_record, new_id
 from ignis.native.handling import ANSWERED, RAISED, UNREADABLE, WENT_ON, Progress, handle_records
+from ignis.native.histogram import Histogram
 from ignis.testing import make_context
 
 LATER_S = 3_600.0
@@ -32,7 +33,7 @@ def run(
     until_s = time.monotonic() + LATER_S if until_s is None else until_s
     before_s = time.monotonic()
     place, what, value, began_s = handle_records(
-        fn, decode, kind, "q", {"a": 1}, held, at, FIRST, progress or Progress(), until_s
+        fn, decode, kind, "q", {"a": 1}, held, at, FIRST, progress or Progress(), until_s, Histogram([1.0])
     )
     assert before_s <= began_s <= time.monotonic()
     return place, what, value

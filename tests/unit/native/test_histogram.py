@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ignis.native import encode_record, new_id
-from ignis.native.histogram import Histogram
+from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
 
 WAIT_S = 60.0  # not of tests.support: the sanitized copy has this folder alone
 
@@ -124,3 +124,30 @@ def test_threads_lose_no_count() -> None:
     for one in running:
         one.join(WAIT_S)
     assert times.figures()["counts"] == [3 * rounds * threads, len(records) * rounds * threads, 0, 0]
+
+
+def test_what_another_has_counted_is_taken_once() -> None:
+    memory = bytearray(HISTOGRAM_BYTES)
+    there, seen, all_ = Histogram(BOUNDS, memory), Histogram(BOUNDS, memory), Histogram(BOUNDS)
+    there.add(0.5)
+    there.add(5, 2)
+    all_.add(50)
+    all_.take(seen)
+    all_.take(seen)
+    assert all_.figures() == {"counts": [0, 1, 2, 1], "sum_s": 60.5}
+    there.add(0.05)
+    del there
+    all_.take(seen)
+    assert all_.figures()["counts"] == [1, 1, 2, 1]
+    assert math.isclose(all_.figures()["sum_s"], 60.55)
+    with pytest.raises(ValueError, match="other bounds"):
+        all_.take(Histogram([1.0]))
+
+
+def test_memory_that_it_cannot_count_in() -> None:
+    with pytest.raises(BufferError):
+        Histogram(BOUNDS, bytes(HISTOGRAM_BYTES))
+    with pytest.raises(ValueError, match="takes 136 bytes"):
+        Histogram(BOUNDS, bytearray(HISTOGRAM_BYTES - 1))
+    with pytest.raises(ValueError, match="multiple of 8"):
+        Histogram(BOUNDS, memoryview(bytearray(HISTOGRAM_BYTES + 8))[1:])

@@ -29,6 +29,10 @@ def sealed(records: list[bytes], expires_at_ms: int = 0) -> bytes:
     return bytes(memoryview(batch))
 
 
+def each_id(ids: bytes) -> list[bytes]:
+    return [ids[at : at + 16] for at in range(0, len(ids), 16)]
+
+
 def unpack(data: bytes, count: int, low: int = 0, high: int | None = None, skip: bytes | None = None) -> list[Any]:
     """By index instead of pointer."""
     high = count if high is None else high
@@ -181,7 +185,7 @@ class TestPackBodies:
         [(shard, batch)] = batches
         records = [Record(data) for data in batch.records()]
         assert shard == 0
-        assert [record.id for record in records] == ids == sorted(ids)
+        assert [record.id for record in records] == each_id(ids) == sorted(each_id(ids))
         assert [(r.body, r.key, r.meta) for r in records] == [
             (b"a", b"key", b"\x80"),
             (b"", b"", b""),
@@ -192,14 +196,14 @@ class TestPackBodies:
         assert before <= enqueued_at_us <= time.time_ns() // 1000
 
     def test_nothing(self) -> None:
-        assert PackedBatch.pack_bodies([], flags=0, keys=None, shards=1, any_shard=0) == ([], [])
+        assert PackedBatch.pack_bodies([], flags=0, keys=None, shards=1, any_shard=0) == ([], b"")
 
     def test_keyless_move_on_when_a_batch_is_full(self) -> None:
         batches, ids = PackedBatch.pack_bodies(
             [b"%d" % i for i in range(10)], flags=0, keys=None, shards=3, any_shard=2, max_records=3
         )
         assert [(shard, batch.count) for shard, batch in batches] == [(2, 3), (0, 3), (1, 3), (2, 1)]
-        assert [Record(r).id for _, batch in batches for r in batch.records()] == ids
+        assert [Record(r).id for _, batch in batches for r in batch.records()] == each_id(ids)
 
     def test_bytes_limit(self) -> None:
         # 36 bytes of envelope each: two records of 100 fit exactly, the large one travels alone.
@@ -225,7 +229,7 @@ class TestPackBodies:
 
     def test_large_and_in_threads(self) -> None:
         bodies = [os.urandom(400) for _ in range(3000)]  # together large enough for the GIL to be given up
-        results: list[tuple[list[tuple[int, PackedBatch]], list[bytes]]] = []
+        results: list[tuple[list[tuple[int, PackedBatch]], bytes]] = []
         threads = [
             threading.Thread(
                 target=lambda: results.append(
@@ -238,11 +242,11 @@ class TestPackBodies:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert len({each for _, ids in results for each in ids}) == 12_000
+        assert len({each for _, ids in results for each in each_id(ids)}) == 12_000
         for batches, ids in results:
             records = [Record(data) for _, batch in batches for data in batch.records()]
             assert [record.body for record in records] == bodies
-            assert [record.id for record in records] == ids == sorted(ids)
+            assert [record.id for record in records] == each_id(ids) == sorted(each_id(ids))
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -251,6 +255,7 @@ class TestPackBodies:
             ({"shards": 0}, "shards is 0, allowed are 1..65535"),
             ({"any_shard": 4}, "any_shard is 4, allowed are 0..3"),
             ({"max_records": 0}, "max_records is 0, allowed are 1..1048576"),
+            ({"max_body_bytes": -1}, "max_body_bytes is -1, allowed are 0..4294967295"),
             ({"max_bytes": 0}, "max_bytes is 0, allowed are 1..4294967295"),
             ({"keys": [b"k"]}, "keys has 1 entries for 2 bodies"),
             ({"metas": [b"", b"", b""]}, "metas has 3 entries for 2 bodies"),
@@ -269,6 +274,8 @@ class TestPackBodies:
             pack(bodies=[b"", bytearray()])
         with pytest.raises(TypeError, match=r"bodies\[0\] is NoneType"):
             pack(bodies=[None])
+        with pytest.raises(MessageTooLargeError, match=r"5 bytes.*4"):
+            pack(bodies=[b"four", b"fives"], max_body_bytes=4)
         with pytest.raises(TypeError, match=r"keys\[1\] is str"):
             pack(bodies=[b"", b""], keys=[None, "k"])
         with pytest.raises(TypeError, match=r"metas\[0\] is NoneType"):

@@ -1,0 +1,33 @@
+"""``ignis deploy-files``: the files to run ignis with, written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ignis import deploy
+from ignis.cli import exit_codes, output
+from ignis.cli.state import State, common_options, pass_state
+
+__all__ = ["deploy_files"]
+
+
+@click.command("deploy-files")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--replace", is_flag=True, help="Also replace files there that were changed.")
+@common_options
+@pass_state
+def deploy_files(state: State, directory: Path, replace: bool) -> int:
+    """Writes systemd units, a Dockerfile, Kubernetes manifests, alerts and a dashboard into DIRECTORY.
+
+    They are examples to be changed: docs/deployment.md goes through them. A file that is there and was changed is left alone,
+    and nothing is written then, unless --replace is said.
+    """
+    written = deploy.write(directory, replace=replace)
+    if state.json:
+        output.document({"directory": str(directory), "files": [str(path) for path in written]})
+    else:
+        for path in written:
+            click.echo(str(path))
+    return exit_codes.OK

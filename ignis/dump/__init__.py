@@ -1,0 +1,1 @@
+"""Queues as lines of JSON: written from one store, read into another."""

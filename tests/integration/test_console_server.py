@@ -1,0 +1,72 @@
+"""``ignis console`` as a process, talked to over a socket: what a client does that no library of HTTP does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from ignis import Ignis
+from tests.support import WAIT_S
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    url = f"embedded://{tmp_path}/store"
+    with Ignis(url) as app:
+        app.queue("jobs", dict, shards=1).open()
+    command = [sys.executable, "-m", "ignis", "console", "--url", url, "--bind", "127.0.0.1:0", "--json"]
+    with (tmp_path / "console.err").open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
+        try:
+            found = urlsplit(json.loads(process.stdout.readline())["url"])
+            assert found.hostname is not None
+            assert found.port is not None
+            yield found.hostname, found.port
+        finally:
+            process.terminate()
+            code = process.wait(WAIT_S)
+            process.stdout.close()
+    assert code == 0
+
+
+def _answers(address: tuple[str, int], sent: bytes) -> bytes:
+    """What comes until the console closes the connection."""
+    found = bytearray()
+    with socket.create_connection(address, WAIT_S) as connection:
+        connection.settimeout(WAIT_S)
+        try:
+            connection.sendall(sent)
+            while piece := connection.recv(1 << 16):
+                found += piece
+        except ConnectionResetError:
+            pass  # it was closed with requests unread
+    return bytes(found)
+
+
+def test_requests_that_are_sent_behind_each_other_are_bounded(address: tuple[str, int]) -> None:
+    one = f"GET /ignis/v1/openapi.json HTTP/1.1\r\nHost: localhost:{address[1]}\r\n\r\n".encode()
+    found = _answers(address, one * 1_500)
+    assert 0 < found.count(b"HTTP/1.1 200 OK") <= 100
+    assert found.count(b"HTTP/1.1") <= 100
+
+
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(address: tuple[str, int]) -> None:
+    head = (
+        f"POST /ignis/v1/session HTTP/1.1\r\nHost: localhost:{address[1]}\r\nContent-Type: application/json\r\n"
+        "Expect: 100-continue\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    found = _answers(address, head.encode())
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert b'"body_too_large"' in found
