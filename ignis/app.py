@@ -39,6 +39,7 @@ from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.raw_magazines import RawMagazines
 from ignis.storage.base import Store
+from ignis.tracing import open_tracing
 from ignis.urls import redacted
 
 __all__ = ["Ignis"]
@@ -71,7 +72,8 @@ class Ignis(AppSettings):
         farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file; default ``IGNIS_CONFIG``.
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader, schedules, tracing: settings of these components, as in
+            ``docs/settings.md``.
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: a function that gives seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an
             `ignis.testing.ManualClock`, which then also drives the memory store, locks and schedules.
@@ -93,15 +95,17 @@ class Ignis(AppSettings):
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
         schedules: Mapping[str, Any] | None = None,
+        tracing: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(
             url=url, client_id=client_id, farm_id=farm_id, config=config, resources=resources, consumer=consumer,
-            sweeper=sweeper, refresher=refresher, publisher=publisher, leader=leader, schedules=schedules, store=store,
-            clock=clock,
+            sweeper=sweeper, refresher=refresher, publisher=publisher, leader=leader, schedules=schedules, tracing=tracing,
+            store=store, clock=clock,
         )  # fmt: skip
         self.layers: list[Middleware] = []
+        self._tracing = open_tracing(self.tracing_settings)
         self.hooks = Hooks()
         self._opened = AppStore(
             lambda: open_app_store(
@@ -168,6 +172,7 @@ class Ignis(AppSettings):
             start_late=self._start_late,
             failed=self._consumer_failed,
             close=self.close_quietly,
+            tracing=self._tracing,
         )
 
     # -- parts

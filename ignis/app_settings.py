@@ -15,6 +15,7 @@ from ignis.config import (
     RetrySettings,
     SchedulesSettings,
     SweeperSettings,
+    TracingSettings,
     check_name,
     check_section,
     check_text,
@@ -49,6 +50,7 @@ class AppSettings:
         publisher: Mapping[str, Any] | None,
         leader: Mapping[str, Any] | None,
         schedules: Mapping[str, Any] | None,
+        tracing: Mapping[str, Any] | None,
         store: Mapping[str, Any] | None,
         clock: Callable[[], float] | None,
     ) -> None:
@@ -71,6 +73,7 @@ class AppSettings:
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         self.schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
+        self.tracing_settings = resolve(TracingSettings, _mapping(tracing, "tracing"), self.file)
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(
             PublisherSettings, publisher, self.file

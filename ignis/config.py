@@ -55,6 +55,7 @@ __all__ = [
     "SparkSettings",
     "SupervisorSettings",
     "SweeperSettings",
+    "TracingSettings",
     "check_name",
     "check_number",
     "check_queue_name",
@@ -478,6 +479,17 @@ class SchedulesSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class TracingSettings(_Settings):
+    """Settings of the traces of OpenTelemetry. What is sampled, and where spans go, its SDK is told. See tracing.md."""
+
+    section: ClassVar[str] = "tracing"
+
+    enabled: bool = _setting(
+        False, "publishing and handling make spans, and messages carry their context; needs ignis-mq[otel]"
+    )
+
+
+@dataclass(frozen=True)
 class LeaderSettings(_Settings):
     """Settings of the election: which instance runs what only one may run, above all the sweeper. See leader.md."""
 
@@ -713,7 +725,7 @@ class ClientSettings(_Settings):
 SECTIONS: tuple[type[_Settings], ...] = (
     QueueSettings, ConsumerSettings, RetrySettings, PublisherSettings, SweeperSettings, RefresherSettings,
     SchedulesSettings, LeaderSettings, SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings,
-    ClientSettings, SparkSettings,
+    ClientSettings, SparkSettings, TracingSettings,
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ignis.clock import Clock
 from ignis.config import ConsumerSettings, PublisherSettings, QueueSettings
@@ -14,6 +14,9 @@ from ignis.magazine import Magazine, MagazineManager
 from ignis.message import BodyCodec
 from ignis.storage.base import Store
 from ignis.sweep_result import SweepResult
+
+if TYPE_CHECKING:
+    from ignis.tracing.otel import Tracing
 
 __all__ = ["AppContext", "QueueContext"]
 
@@ -39,6 +42,7 @@ class AppContext:
         start_late: a handler of the queue of that name was registered: it runs now if the application does.
         failed: told of the error by which a consumer ended.
         close: closes the application in a process that ends anyway.
+        tracing: makes its spans; None = it does not trace.
     """
 
     app: Any
@@ -58,6 +62,7 @@ class AppContext:
     start_late: Callable[[str], None]
     failed: Callable[[BaseException], None]
     close: Callable[[], None]
+    tracing: Tracing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +81,4 @@ class QueueContext(Generic[M]):
     clock: Clock
     hooks: Hooks
     times: QueueTimes
+    tracing: Tracing | None = None

@@ -16,10 +16,20 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-__all__ = ["JsonFormatter", "JsonHandler", "error_type", "event_of", "extra_of", "json_trace", "log_uncaught"]
+__all__ = [
+    "JsonFormatter",
+    "JsonHandler",
+    "add_fields",
+    "error_type",
+    "event_of",
+    "extra_of",
+    "json_trace",
+    "log_uncaught",
+]
 
 log = logging.getLogger("ignis.uncaught")
 
@@ -28,6 +38,9 @@ _BETWEEN = re.compile(r"[^a-z0-9]+")
 _MOST_EVENT = 60
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event", "color_message"}
 """What every record has; the rest was given as ``extra``. ``color_message`` is uvicorn's, for terminals."""
+
+
+_more_fields: list[Callable[[logging.LogRecord], Mapping[str, object]]] = []
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -50,8 +63,17 @@ def error_type(exc: BaseException) -> str:
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as ``extra``."""
-    return {name: value for name, value in vars(record).items() if name not in _OWN and value is not None}
+    """What was given as ``extra``, and what `add_fields` adds."""
+    found = {name: value for name, value in vars(record).items() if name not in _OWN and value is not None}
+    for fields in _more_fields:
+        found.update(fields(record))
+    return found
+
+
+def add_fields(fields: Callable[[logging.LogRecord], Mapping[str, object]]) -> None:
+    """Lines have what ``fields(record)`` gives too, such as the ids of a trace. Once for each function."""
+    if fields not in _more_fields:
+        _more_fields.append(fields)
 
 
 class JsonFormatter(logging.Formatter):

@@ -20,6 +20,7 @@ from ignis.history import Attempt, extended, parsed
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
 
 __all__ = [
+    "LAST_TRACEPARENT",
     "BodyCodec",
     "Message",
     "as_utf8",
@@ -35,6 +36,7 @@ __all__ = [
     "returned_record",
     "slim_record",
     "tried",
+    "with_last_traceparent",
 ]
 
 REASON_REJECTED = "rejected"
@@ -61,6 +63,8 @@ STAYS = (REASON_CORRUPT, REASON_EXPIRED, REASON_CANCELLED)
 """With one of these the shovel's schedule brings no message back: it would fail again, or nobody wants it any more."""
 
 _DEADLINE = "expires_at_ms"
+LAST_TRACEPARENT = "last_traceparent"
+"""Here stands the trace context of what happened to a message last, see `ignis.tracing.envelope`."""
 
 MAX_ERROR_CHARS = 2_000
 """An error's text is cut here: a sideline full of tracebacks must not outgrow its messages."""
@@ -71,7 +75,7 @@ _meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
 _SLIM_ERROR_CHARS = 100
-_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history", "given_up")
+_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history", "given_up", LAST_TRACEPARENT)
 _OF_RETURNS = ("returns", "tried", "given_up")
 """What begins anew when a person brings a message back."""
 MAX_KEY_BYTES = 0xFFFF
@@ -259,6 +263,15 @@ def tried(record: Record) -> int | None:
 def _count(value: object) -> int:
     """A number that stands in an envelope, whose bytes whoever may publish chooses."""
     return value if type(value) is int and value >= 0 else 0
+
+
+def with_last_traceparent(data: bytes, traceparent: str) -> bytes:
+    """The record with the trace context of what happens to it now. Never raises: what cannot be read stays as it is."""
+    try:
+        record = Record(data)
+        return record.replace(meta=_meta_encoder.encode({**decode_meta(record.meta), LAST_TRACEPARENT: traceparent}))
+    except Exception:  # as in `slim_record`
+        return data
 
 
 def slim_record(data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from ignis.consumer.handler import HandlerSpec, Middleware, check_consumers, mak
 from ignis.consumer.handler_form import check_callable, check_kind
 from ignis.consumer.registered import Registered, note_handler
 from ignis.consumer.runner import Runner
+from ignis.consumer.traced import tracing_layer
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, DelayNotSupportedError
 from ignis.pausing import PAUSED
@@ -108,7 +109,10 @@ class QueueHandling(Generic[M]):
         """See `Queue.make_runner`."""
         if codec is not None:
             self._definition.take_codec(codec)
-        spec.middleware = [*outermost, *self.layers]
+        layers = [*outermost, *self.layers]
+        if self._app.tracing is not None:
+            layers.insert(0, tracing_layer(self._app.tracing, spec, layers))
+        spec.middleware = layers
         return Runner(spec, self._definition.codec, self._app.resources, self._app.clock())
 
     # -- how many

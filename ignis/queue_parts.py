@@ -53,6 +53,7 @@ class QueueParts(Generic[M]):
             self._app.clock(),
             self._app.hooks,
             self._times,
+            self._app.tracing,
         )
 
     @property

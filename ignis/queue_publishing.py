@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ignis.async_publisher import AsyncPublisher
 from ignis.config import shown
@@ -20,6 +20,10 @@ from ignis.magazine import MessageIds, Published
 from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_parts import QueueParts
 from ignis.storage.os_errors import without_means
+from ignis.tracing.publishing import traced_publish, traced_publish_many, traced_send
+
+if TYPE_CHECKING:
+    from ignis.tracing.otel import Tracing
 
 __all__ = ["PublishingQueue"]
 
@@ -33,6 +37,8 @@ class PublishingQueue(QueueParts[M]):
     def __init__(self, app: AppContext, name: str, type: Any, settings: dict[str, Any]) -> None:
         super().__init__(app, name, type, settings)
         self._awaited: AsyncPublisher[M] | None = None
+        if app.tracing is not None:
+            self._trace_publishing(app.tracing)
 
     def publish(
         self,
@@ -229,4 +235,20 @@ class PublishingQueue(QueueParts[M]):
                     times=self._times.publish,
                 )
         made.deadline_of = self._deadline
+        tracing = self._app.tracing
+        if tracing is not None:
+            made.send = traced_send(  # type: ignore[method-assign]
+                tracing, self.name, lambda: main.max_headers_bytes, made.send, waits=made.tells_stored
+            )
         return made
+
+    def _trace_publishing(self, tracing: Tracing) -> None:
+        """Puts spans round the calls of this object. The others have no look whether there is one."""
+
+        def limit_bytes() -> int:
+            return self.settings.max_headers_bytes
+
+        self.publish = traced_publish(tracing, self.name, limit_bytes, self.publish)  # type: ignore[method-assign]
+        self.publish_many = traced_publish_many(  # type: ignore[method-assign]
+            tracing, self.name, limit_bytes, self.publish_many
+        )

@@ -21,6 +21,7 @@ from ignis.stacks import roomy_stacks
 from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer
 from ignis.storage.parts import in_parts
 from ignis.storage.records import group_pointers
+from ignis.tracing.returning import returning
 
 __all__ = ["Progress", "ShovelPass", "ShovelResult", "check_options"]
 
@@ -242,6 +243,13 @@ class ShovelPass:
 
     def transfer(self, moving: Sequence[Transfer], result: ShovelResult) -> Collection[tuple[int, int]]:
         """Moves them to the main magazine and counts them; returns (shard, pointer) of those that it refuses."""
+        tracing = self._queue().tracing
+        if tracing is None:
+            return self._store(moving, result)
+        with returning(tracing, self._name, moving) as traced:
+            return self._store(traced, result)
+
+    def _store(self, moving: Sequence[Transfer], result: ShovelResult) -> Collection[tuple[int, int]]:
         queue = self._queue()
         main, sideline = queue.main, queue.sideline
         left = {(item.shard, item.pointer): None for item in moving}

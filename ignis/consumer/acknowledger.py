@@ -20,6 +20,7 @@ from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
+from ignis.consumer.traced import FailureSpans
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
 from ignis.figures import ConsumerFigures
@@ -313,6 +314,8 @@ class Acknowledger:
         items: list[Transfer] = []
         items_aside: list[Transfer] = []
         now = Moment(self._queue.store)
+        tracing = self._queue.tracing
+        spans = None if tracing is None else FailureSpans(tracing, self._queue.name)
         try:
             decisions = [self._retrying.decide(why, chunk.records[index], now) for chunk, index, why in failures]
         except BaseException:
@@ -322,6 +325,8 @@ class Acknowledger:
         for failed, decision in zip(failures, decisions, strict=True):
             chunk, index, failure = failed
             item = failed_item(self._handler, chunk, index, failure, decision, self._queue.clock)
+            if spans is not None:
+                item = spans.begin(item, failure, decision)
             if decision.due_ms is None:
                 aside.append(failed)
                 items_aside.append(item)
@@ -333,7 +338,11 @@ class Acknowledger:
             self._move(_Move.LATER, again, [], items, lambda some: self._defer(some, dues_ms))
         finally:
             items_aside += [corrupt_item(self._queue.main.name, shard, pointer) for shard, pointer in corrupt]
-            self._move(_Move.ASIDE, aside, corrupt, items_aside, self._transfer)
+            try:
+                self._move(_Move.ASIDE, aside, corrupt, items_aside, self._transfer)
+            finally:
+                if spans is not None:
+                    spans.end({chunk.place(index) for chunk, index, _ in list(self._failures)})
 
     def _move(
         self,

@@ -205,7 +205,7 @@ def test_file(tmp_path: Path) -> None:
     [
         (
             "[queues]\n",
-            r"unknown section \[queues\]; is queue meant\? known: autoscaler, broker, .*, sweeper, url",
+            r"unknown section \[queues\]; is queue meant\? known: autoscaler, broker, .*, sweeper, tracing, url",
         ),
         ("queue = 5\n", "queue = 5 is not a table"),
         ("url = 5\n", "url = 5 is not text"),

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules",
+        "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules tracing",
         "cancellation magazine metrics metrics_page retries told_progress",
         "context publisher shovel_picks shovel_rounds",
         "async_publisher consumer delaying_publisher shovel_choice",
@@ -147,7 +147,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "registered",
         "pools",
         "chunking in_hand retrying",
-        "sideline_items",
+        "sideline_items traced",
         "acknowledger long_work",
         "dispatcher",
         "claims",
@@ -271,6 +271,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "memory",
         "plugin",
     ),
+    "ignis.tracing": (
+        "envelope unsettled",
+        "otel",
+        "opening publishing returning",
+    ),
     "ignis.upkeep": (
         "threads",
         "timers",
@@ -283,6 +288,7 @@ FIRST_USER = "broker"
 DRIVERS = (
     "aerospike",
     "kazoo",
+    "opentelemetry",
     "prometheus_client",
     "psycopg",
     "pydantic",

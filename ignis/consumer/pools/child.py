@@ -35,6 +35,7 @@ from ignis.consumer.pools.base import (
     COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
+    COMMAND_TRACED,
 )
 from ignis.consumer.pools.child_log import ForwardedLog, LogLevels, packed
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
@@ -48,6 +49,7 @@ from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, Message, as_utf8
 from ignis.native import Channel, Record, encode_frame
 from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
+from ignis.tracing.unsettled import report_to
 
 __all__ = [
     "NOTE_CANCEL",
@@ -170,6 +172,7 @@ def entry(spec: ChildSpec) -> None:
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
     handler.log.send = sink.say
     add_outlet(_ChildOutlet(inbox, sink))
+    report_to(lambda id, traceparent: sink.send(COMMAND_TRACED, (id, traceparent)))
 
     set_note = inbox.set_note
     count_duration = sink.durations.add

@@ -25,6 +25,7 @@ from ignis.consumer.pools.base import (
     COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
+    COMMAND_TRACED,
     INBOX_CAPACITY,
     Chunk,
     Sink,
@@ -41,6 +42,7 @@ from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel
 from ignis.retries import Backoff
 from ignis.stacks import start_thread
+from ignis.tracing import unsettled
 
 __all__ = ["ProcessWorker"]
 
@@ -260,6 +262,8 @@ class ProcessWorker(Worker):
             self._pool.spec.log.forwarded(*_decode(payload))
         elif command == COMMAND_LOGGED:
             relog(_decode(payload))
+        elif command == COMMAND_TRACED:
+            unsettled.note(self._pool.spec.queue, *_decode(payload))
 
     def _account(self) -> None:
         """The process is gone: account for what it was at and hand the rest back."""
