@@ -216,9 +216,11 @@ def check_shards(magazine: str, shards: Iterable[int], count: int) -> None:
 
 def check_loadable(magazine: str, batches: Sequence[tuple[int, PackedBatch]], count: int) -> None:
     """Raises ConfigError as `check_shards` does, and ValueError for a batch that was stored already."""
-    check_shards(magazine, (shard for shard, _ in batches), count)
-    if any(batch.sealed for _, batch in batches):
-        raise ValueError("the batch is sealed already")
+    for shard, batch in batches:
+        if not 0 <= shard < count:
+            check_shards(magazine, (shard,), count)
+        if batch.sealed:
+            raise ValueError("the batch is sealed already")
 
 
 def check_record(record: QueueRecord, *, fractions: bool = False, any_name: bool = False) -> bytes:
