@@ -47,7 +47,8 @@ def test_opening_a_store_with_one_descriptor_more_each_time(tmp_path: Path) -> N
         try:
             open_store(f"embedded://{tmp_path}/s").close()
             break
-        except StoreUnreachableError:
+        except StoreUnreachableError as refusal:
+            assert "Too many open files" in str(refusal)
             refused += 1
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
