@@ -28,6 +28,7 @@ from ignis.config import check_whole
 from ignis.console.access import COOKIE, Access, Asked, Visitor
 from ignis.console.audit import AuditLog
 from ignis.console.call import Answer, Call, Services
+from ignis.console.changing import Wanted
 from ignis.console.documents import FILES, Document, Strangers, api_document, file_document
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases
@@ -67,7 +68,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-_UNTOLD = frozenset({"messages", "receipts", "password", "token", "body", "body_text", "body_base64", "headers"})
+_UNTOLD = frozenset({"messages", "receipts", "password", "token", "body", "body_text", "body_base64", "headers", "error"})
 """What a request says that the audit log does not repeat: contents and secrets."""
 
 
@@ -335,6 +336,8 @@ class Console:
     def _audit(self, row: ApiRoute, call: Call, path: str, status: int) -> None:
         said = {} if call.body is None else msgspec.structs.asdict(call.body)
         told = {name: value for name, value in said.items() if name not in _UNTOLD and value is not msgspec.UNSET}
+        if isinstance(where := told.get("where"), Wanted):
+            told["where"] = where.told()
         user = call.audited.pop("user", call.visitor.name)
         entry = {
             "user": user, "via": call.visitor.via, "from": call.asked.network, "method": row.method,

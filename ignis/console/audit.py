@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -50,7 +51,14 @@ class AuditLog:
         if path is not None:
             try:
                 check_way(path, "audit log")
-                self._descriptor = open_private(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
+                # Not blocking: a FIFO that nobody reads is refused.
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._descriptor = open_private(path, flags)
+                mode = os.fstat(self._descriptor).st_mode
+                if not stat.S_ISREG(mode) or mode & 0o022:
+                    os.close(self._descriptor)
+                    what = "others may write it (chmod go-w)" if stat.S_ISREG(mode) else "it is no regular file"
+                    raise ConfigError(f"audit log {os.fspath(path)}: {what}")
             except OSError as exc:
                 raise ConfigError(f"audit log {os.fspath(path)}: {exc.strerror}") from exc
 

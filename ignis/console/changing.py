@@ -61,6 +61,13 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     error: Annotated[str, Meta(max_length=1_000)] | None = None
     older_than_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
+    def told(self) -> dict[str, Any]:
+        """For the audit log: of keys and errors, which are contents, only that they were asked for."""
+        said = {"ids": self.ids, "reasons": self.reasons, "older_than_s": self.older_than_s}
+        return {name: value for name, value in said.items() if value} | {
+            name: True for name, value in (("by_key", self.key), ("by_error", self.error)) if value is not None
+        }
+
     def filter(self) -> Filter:
         """As the command line has it."""
         return Filter(

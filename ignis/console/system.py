@@ -13,6 +13,7 @@ from ignis.broker.client import requests
 from ignis.broker.client.store import BrokerStore
 from ignis.console.call import Call
 from ignis.console.refusals import document_of
+from ignis.console.roles import READ
 from ignis.errors import IgnisError
 from ignis.locks import LockLevel, LockManager
 from ignis.native import pool_classes
@@ -40,7 +41,9 @@ def leaders(call: Call) -> dict[str, Any]:
 
 
 def lock(call: Call) -> dict[str, Any]:
-    """Who holds a distributed lock, by its name: not every store can list them."""
+    """Who holds a distributed lock, by its name: not every store can list them. For who may look at everything."""
+    # A lock is no queue's, and the names of other applications' locks are theirs.
+    call.visitor.require(READ, "*")
     asked: LockQuery = call.query
     app = call.services.app
     with closing(
