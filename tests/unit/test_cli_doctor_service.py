@@ -13,6 +13,7 @@ from ignis.broker.auth.authenticator import KnownUser
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.users_file import User
 from ignis.broker.client.store import BrokerStore
+from ignis.broker.client.store_magazines import BrokerMagazines
 from ignis.cli import doctor_service, main
 from ignis.errors import UnauthenticatedError
 from ignis.storage import open_store
@@ -137,3 +138,11 @@ def test_login_and_rights(embedded_url: str, run: Run) -> None:
         assert {one["code"] for one in refused} == {"version", "queues"}
         assert {one["grade"] for one in refused} == {"note"}
         assert all(one["do"] for one in refused)
+
+
+def test_a_clock_that_is_not_asked_is_not_reported(
+    broker: RunningBroker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BrokerMagazines, "keeps_later", False)
+    code, findings = run(broker.url)
+    assert (code, "clock" in findings) == (0, False)
