@@ -1,13 +1,15 @@
-"""``ignis doctor``: whether an embedded store is sound, and repairing what can be."""
+"""``ignis doctor``: whether a store is sound, and repairing what can be of an embedded one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
 from ignis.cli import exit_codes, output
+from ignis.cli.doctor_service import examine_service
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
 from ignis.storage import OPENERS
@@ -16,9 +18,11 @@ from ignis.urls import redacted
 
 __all__ = ["doctor"]
 
+_SERVICES = ("ignis", "ignis+tls", "aerospike")
+
 
 @click.command()
-@click.argument("directory", metavar="DIRECTORY")
+@click.argument("directory", metavar="DIRECTORY|URL")
 @click.option("--repair", is_flag=True, help="Repair what can be; what is taken out is laid into DIRECTORY/aside.")
 @common_options
 @pass_state
@@ -29,14 +33,21 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     checkpoints and what dead processes left are removed, and the store is checked once more. What can still be read of a damaged
     range is kept, the rest is lost; a copy of the directory first costs nothing.
 
-    Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none, and 4 while
-    it is open.
+    Of the URL of a broker or of Aerospike it looks, as a client does, whether it answers, the login and its rights, versions,
+    clocks, room and damage as far as it says them, and whether the ZooKeeper of the settings answers; nothing is changed.
+
+    Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none or it
+    does not answer, and 4 while it is open.
     """
     from ignis.storage.embedded.check import Alone, check_store
     from ignis.storage.embedded.repair import repair_store
 
     scheme, _, rest = directory.partition(":")
     is_url = rest.startswith(("/", "\\")) or scheme in OPENERS
+    if is_url and scheme in _SERVICES:
+        if repair:
+            raise click.UsageError("--repair is for the directory of an embedded store")
+        return examine_service(replace(state, url=directory))
     if is_url and scheme != "embedded":
         raise ConfigError(f"{redacted(directory)} is no directory: write /path/of/it or embedded:///path/of/it")
     path = Path(directory_of(urlsplit(directory)) if is_url else directory)

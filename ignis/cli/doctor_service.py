@@ -1,0 +1,158 @@
+"""What ``ignis doctor`` looks at where the store is a service, a broker or Aerospike: the way there and what is on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+from ignis._version import __version__
+from ignis.broker.client import requests
+from ignis.broker.client.store import BrokerStore
+from ignis.cli import exit_codes, output
+from ignis.cli.state import State
+from ignis.config import LeaderSettings, load_file, resolve
+from ignis.errors import PermissionDeniedError, StoreUnreachableError, UnauthenticatedError
+from ignis.leader import Deciders
+from ignis.storage.base import Store
+
+__all__ = ["Finding", "examine_service"]
+
+SKEW_S = 5.0
+FULL = 0.9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. ``grade``: ``ok``, ``note`` (all goes on) or ``problem``; ``do``: what to do about it."""
+
+    code: str
+    grade: str
+    what: str
+    do: str = ""
+
+
+def examine_service(state: State) -> int:
+    """Looks at the store of the URL and at the ZooKeeper of the settings, shows what it finds and returns the exit code."""
+    code, findings = exit_codes.OK, []
+    try:
+        with state.store() as store:
+            findings += [Finding("reach", "ok", f"{store.url} answers"), *_look(store)]
+            findings += _zookeeper(store, resolve(LeaderSettings, {}, load_file(state.config)))
+    except (StoreUnreachableError, UnauthenticatedError) as exc:
+        code = exit_codes.code_of(exc)
+        findings.append(_refusal(exc))
+    if any(one.grade == "problem" for one in findings):
+        code = code or exit_codes.ERROR
+    if any(one.code == "zookeeper" and one.grade == "problem" for one in findings):
+        code = exit_codes.UNREACHABLE
+    if state.json:
+        output.document({"sound": code == exit_codes.OK, "findings": [asdict(one) for one in findings]})
+        return code
+    for one in findings:
+        grade = one.grade.upper() if one.grade == "problem" else one.grade
+        output.line(f"{grade} {one.code}: {one.what}" + (f"; {one.do}" if one.do else ""))
+    return code
+
+
+def _refusal(exc: StoreUnreachableError | UnauthenticatedError) -> Finding:
+    if isinstance(exc, UnauthenticatedError):
+        return Finding(
+            "login", "problem", str(exc), "check user, password or token; 'ignis broker user list' at the broker"
+        )
+    return Finding("reach", "problem", str(exc), "check that it runs, its host and port, TLS, and firewalls in between")
+
+
+def _look(store: Store) -> Iterator[Finding]:
+    looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("queues", lambda: _queues(store)),
+        ("room", lambda: _room(store)),
+    ]
+    if isinstance(store, BrokerStore):
+        looks[:0] = [("login", lambda: _login(store)), ("version", lambda: _version(store))]
+    if store.asks_clock and store.magazines.keeps_later:  # else it would be compared with itself
+        looks.append(("clock", lambda: _clock(store)))
+    for code, look in looks:
+        try:
+            yield from look()
+        except PermissionDeniedError as exc:
+            yield Finding(code, "note", f"not looked at: {exc}", "ask with a user who may")
+
+
+def _login(store: BrokerStore) -> Iterator[Finding]:
+    broker = store.calls.broker
+    if broker is not None:
+        yield Finding("login", "ok", f"the broker knows this client as {broker.principal!r}")
+
+
+def _version(store: BrokerStore) -> Iterator[Finding]:
+    status = store.calls.ask(requests.node_status())
+    version = status["version"]
+    if version == __version__:
+        yield Finding("version", "ok", f"the broker and this client are {version}")
+    else:
+        yield Finding(
+            "version", "note", f"the broker is {version}, this client {__version__}", "bring both to one version"
+        )
+    if status["draining"]:
+        yield Finding("draining", "note", "the broker is about to stop", "clients go to another, or wait for the next")
+
+
+def _queues(store: Store) -> Iterator[Finding]:
+    unknown, count = store.queues_unknown, len(store.queues.list())
+    if unknown:
+        yield Finding("queues", "note", unknown)
+    else:
+        yield Finding("queues", "ok", f"{count} queue(s) of {store.farm_id}/{store.client_id}")
+
+
+def _room(store: Store) -> Iterator[Finding]:
+    figures = store.stats()
+    most = figures.get("max_store_bytes", 0)
+    # The bound counts for each durability by itself.
+    used = max((value for name, value in figures.items() if name.startswith("used_bytes_")), default=0, key=_number)
+    if _number(most) > 0:
+        share = _number(used) / _number(most)
+        what = f"{output.size(_number(used))} of {output.size(_number(most))} (max_store_bytes) are used"
+        if share >= FULL:
+            yield Finding(
+                "room", "problem", what, "have consumers catch up, purge what nobody needs, or raise the bound"
+            )
+        else:
+            yield Finding("room", "ok", what)
+    if damaged := int(_number(figures.get("damaged_bytes", 0))):
+        what = f"{output.size(damaged)} of the log are damaged"
+        yield Finding(
+            "damaged", "problem", what, "stop what uses the store, copy it, then run ignis doctor DIRECTORY there"
+        )
+
+
+def _number(value: float | str) -> float:
+    return 0.0 if isinstance(value, str) else value
+
+
+def _clock(store: Store) -> Iterator[Finding]:
+    before_s = time.time()
+    theirs_s = store.now_s()
+    # It was read at some moment of the call, so what is outside of the call's time is certain.
+    skew_s = max(before_s - theirs_s, theirs_s - time.time(), 0.0)
+    if skew_s > SKEW_S:
+        what = f"the store's clock and this machine's are at least {output.age(skew_s)} apart"
+        yield Finding("clock", "problem", what, "have NTP set both: due times, deadlines and ages go by them")
+    else:
+        yield Finding("clock", "ok", f"the store's clock and this machine's agree to {SKEW_S:g} s")
+
+
+def _zookeeper(store: Store, settings: LeaderSettings) -> Iterator[Finding]:
+    if settings.kind != "zookeeper" and not (settings.kind == "auto" and settings.zookeeper):
+        return
+    with closing(Deciders(store, settings)) as deciders:
+        status = deciders.of("sweeper").status()
+    if not status.available:
+        do = "check that it runs, leader.zookeeper, and firewalls in between; publishing and consuming go on"
+        yield Finding("zookeeper", "problem", status.trouble, do)
+    elif status.trouble:
+        yield Finding("election", "problem", status.trouble, "see docs/leader.md")
+    else:
+        yield Finding("zookeeper", "ok", f"answers; {status.leader or 'nobody'} leads the sweeper")
