@@ -103,7 +103,7 @@ def test_version(run: Run) -> None:
     "command",
     [
         "", "worker", "workers", "publish", "consume", "queue", "queues", "stats", "peek", "sideline", "sweep", "leader",
-        "autoscale", "relay", "broker", "pipeline", "demo", "bench",
+        "locks", "autoscale", "relay", "broker", "pipeline", "demo", "bench",
     ],
 )  # fmt: skip
 def test_help(run: Run, command: str) -> None:
@@ -180,7 +180,7 @@ def test_a_bad_setting_names_itself(run: Run, url: str, app: Ignis, monkeypatch:
 @pytest.mark.parametrize(
     "command",
     [
-        "queues", "sweep", "leader", "peek orders", "publish orders", "sideline list orders", "worker nothing",
+        "queues", "sweep", "leader", "locks", "peek orders", "publish orders", "sideline list orders", "worker nothing",
         "autoscale", "relay", "bench", "demo", "broker", "broker user list --users none", "pipeline report none",
     ],
 )  # fmt: skip
