@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import ignis
 from ignis import Retry
-from tests.support import eventually
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.sync_client import SyncClient
+from tests.support import WAIT_S, eventually
 from tests.support.broker import running
+from tests.support.doc_blocks import blocks
 
 pytest.importorskip("opentelemetry.sdk.trace")
+
+from opentelemetry import trace
 
 from tests.support.spans import Spans, is_child, is_linked, recorded_spans
 
@@ -56,3 +62,34 @@ def test_through_a_broker(store_url: str, new_app: Callable[..., ignis.Ignis], s
         (again,) = [span for span in spans.named("retry orders") if is_child(span, calls[0])]
         assert is_linked(calls[1], again)
         assert [span for span in aside if is_child(span, calls[1])]
+
+
+def test_a_low_level_client_passes_the_context_by_hand(
+    store_url: str, new_app: Callable[..., ignis.Ignis], spans: Spans
+) -> None:
+    page: dict[str, Any] = {}
+    (block,) = [one for one in blocks("docs/tracing.md") if "def with_context" in one.text]
+    exec(block.text, page)  # as the page says it
+    tracer = trace.get_tracer("test")
+    with running(store_url) as broker, SyncClient(BrokerAddress("127.0.0.1", broker.port)) as client:
+        app = new_app(broker.url, **ON)
+        frames, answers = (app.queue(name, bytes, shards=1, shovel_interval=0) for name in ("frames", "answers"))
+
+        @frames.handler
+        def handle(frame: bytes) -> None:
+            answers.publish(b"seen")
+
+        app.start()
+        with tracer.start_as_current_span("sending") as taken:
+            client.send("frames", page["with_context"](b"..."))
+        handled, answered = spans.one("process frames"), spans.one("publish answers")
+        (claim,) = client.consume("answers", 1, WAIT_S).claims
+        (record,) = claim.records
+        with tracer.start_as_current_span("reading", context=page["context_of"](record)):
+            pass
+        app.close()
+    assert is_child(handled, taken)
+    assert is_child(answered, handled)
+    assert is_child(spans.one("reading"), answered)
+    assert not spans.named("publish frames")
+    assert not spans.named("process answers")
