@@ -3,6 +3,7 @@
 cdef enum:
     LATE_NS = 1000000           # what is due could not be moved a moment ago
     MOST_LATE_NS = 500000000    # ... and neither could it for a while: the disk is full
+    LOOKING_NS = 150000         # a sleep ends up to so much late: the timer's slack, and a core that has to wake up first
     LISTED_RUNS = 4096          # a look at all of one time is made once for so many
 
 
@@ -33,6 +34,27 @@ cdef uint64_t until_due(ign_store *store, uint32_t number, uint64_t ms, uint64_t
         return left_ns
     due[0] = True
     return wait_ns
+
+
+cdef uint32_t await_due(ign_store *store, uint32_t number, uint32_t known, uint64_t left_ns, uint64_t spin_ns, bint due,
+                        const Moving *moving) noexcept nogil:
+    """`ign_store_await`; where something is ``due`` at the end of it, it sleeps until shortly before, and looks for the rest of the time.
+
+    In one piece without the interpreter lock, which may be somebody else's for longer than that."""
+    cdef uint64_t until_ns, now_ns
+    cdef uint32_t found
+    if not due or left_ns == 0 or moving.again_ns != 0:
+        return ign_store_await(store, number, known, left_ns, spin_ns)
+    until_ns = ign_now_ns() + left_ns
+    if left_ns > LOOKING_NS:
+        found = ign_store_await(store, number, known, left_ns - LOOKING_NS, spin_ns)
+        if found != known:
+            return found
+        now_ns = ign_now_ns()
+        if now_ns >= until_ns or until_ns - now_ns > LOOKING_NS:  # by a signal, which is the caller's
+            return known
+        left_ns = until_ns - now_ns
+    return ign_store_await(store, number, known, left_ns, left_ns)
 
 
 cdef uint32_t moved_due(ign_store *store, uint32_t number, uint64_t ms, uint32_t known, Moving *moving, uint64_t *late) noexcept nogil:

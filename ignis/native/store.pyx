@@ -710,7 +710,7 @@ cdef class Log:
                     with nogil:
                         if self._later:
                             left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
-                        found = ign_store_await(self._store, number, known, left, spin)
+                        found = await_due(self._store, number, known, left, spin, due, &moving)
                         if due and found == known and self._later:
                             found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &firing.fire.late)
                         if found != known and not ignis_flag(recall._flag) and not self._closing:
@@ -1071,7 +1071,7 @@ cdef class Log:
                 with nogil:
                     if began_ms != 0 and left != 0:
                         left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
-                    found = ign_store_await(self._store, number, known, left, spin)
+                    found = await_due(self._store, number, known, left, spin, due, &moving)
                     if due and found == known:
                         found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &late)
                     now = ign_now_ns()

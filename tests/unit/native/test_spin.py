@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,10 @@ import pytest
 
 from ignis.config import ConsumerSettings
 from ignis.errors import ConfigError
-from ignis.native import EventBoard, set_spin
+from ignis.native import EventBoard, PackedBatch, encode_record, set_spin
 from ignis.native.store import Log
+from ignis.storage import open_store
+from tests.support import WAIT_S
 
 
 def on_board(timeout_s: float) -> None:
@@ -61,6 +65,23 @@ def test_who_waits_for_a_log_spins_too(tmp_path: Path) -> None:
     log = on_log(tmp_path)
     still = min(busy_share(0, 0.1, log) for _ in range(3))
     assert max(busy_share(100_000, 0.1, log) for _ in range(20)) > still + 0.3
+
+
+def test_who_waits_for_a_due_time_sleeps_and_comes_no_earlier(tmp_path: Path) -> None:
+    """It looks for the last moment only, and goes on waiting for what it waited for."""
+    busy: list[float] = []
+    with contextlib.closing(open_store(f"embedded://{tmp_path}/store")) as store:
+        magazines = store.magazines
+        magazines.declare("m", 1, "none")
+        for _ in range(5):
+            due_ms = math.ceil(store.now_s() * 1000) + 100
+            magazines.load_later("m", [(0, PackedBatch.pack([encode_record(b"x")]))], [[due_ms]], None)
+            seen, began = magazines.wait("m", -1, 0), time.thread_time()
+            assert magazines.wait("m", seen, WAIT_S) != seen
+            busy.append(time.thread_time() - began)
+            assert store.now_s() * 1000 >= due_ms
+            assert len(magazines.fire("m", 10, store.owner).claims) == 1
+    assert min(busy) < 0.01
 
 
 def test_it_is_bounded() -> None:
