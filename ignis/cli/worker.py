@@ -55,6 +55,7 @@ __all__ = ["find_app", "sweep", "worker"]
     help="How long a stop waits for running handlers.  [default: consumer.stop_timeout_s]",
 )
 @click.option("--supervised-fd", type=int, hidden=True)
+@click.option("--stacks-fd", type=int, hidden=True)
 @common_options
 @pass_state
 def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any) -> int:

@@ -59,6 +59,7 @@ class WorkerOptions:
     public_bind: bool
     stop_timeout: float | None
     supervised_fd: int | None
+    stacks_fd: int | None
 
     def limits(self) -> Limits:
         return Limits(self.max_messages or 0, parse_size(self.max_rss) if self.max_rss else 0, self.burst)
@@ -95,6 +96,8 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
     limits = given.limits()
     supervised = given.supervised_fd is not None
     link = Link(socket.socket(fileno=given.supervised_fd)) if supervised else None
+    if given.stacks_fd is not None:
+        os.set_inheritable(given.stacks_fd, False)  # what a handler starts must not keep it open
 
     def announce() -> None:
         """Whoever waits for this line may publish, and may send signals."""
@@ -124,7 +127,9 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         if given.health_bind is not None:
             endpoint = app_endpoint(given.health_bind, app, public=given.public_bind)
             closing.callback(endpoint.close)
-        worker = Worker(app, given.queues or None, limits=limits, link=link, on_started=announce)
+        worker = Worker(
+            app, given.queues or None, limits=limits, link=link, stacks_fd=given.stacks_fd, on_started=announce
+        )
         worker.run(given.stop_timeout)
     if state.json and not supervised:
         output.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})

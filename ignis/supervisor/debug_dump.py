@@ -28,9 +28,13 @@ def in_hand(app: Ignis) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def dumping_on_signal(describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """While it lasts SIGUSR1 writes the stacks to stderr and ``describe()`` to the log. The stacks come from C: they are
-    written although no Python code may be able to run. Only in the main thread; elsewhere nothing is installed."""
+def dumping_on_signal(describe: Callable[[], dict[str, Any]], stacks_fd: int | None = None) -> Iterator[None]:
+    """While it lasts SIGUSR1 writes the stacks and ``describe()`` to the log. The stacks come from C: they are written although
+    no Python code may be able to run. Only in the main thread; elsewhere nothing is installed.
+
+    Args:
+        stacks_fd: the file of a supervisor, which logs what is written there. None = stderr.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,9 +52,11 @@ def dumping_on_signal(describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
                 log.exception("in hand: not known")
 
     before = signal.signal(signal.SIGUSR1, on_signal)
-    registered = _has_descriptor()
+    registered = stacks_fd is not None or _has_descriptor()
     if registered:
-        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=True)
+        faulthandler.register(
+            signal.SIGUSR1, file=sys.stderr if stacks_fd is None else stacks_fd, all_threads=True, chain=True
+        )
     thread = threading.Thread(target=work, name="ignis-dump", daemon=True)
     thread.start()
     try:

@@ -238,6 +238,7 @@ class Supervisor:
     def _listen(self) -> None:
         for one in self._living:
             self._hear(one)
+            one.log_stacks()
         if self._living and all(one.age_s > self._settings.stable_after_s for one in self._living):
             self._failures = 0
 
@@ -265,7 +266,7 @@ class Supervisor:
             self.totals.close(one.number)
             self._living.remove(one)
             self._silent.discard(one.number)
-            one.link.close()
+            one.close()
             self._account_for(one, code)
             one.state = GONE
 
@@ -390,7 +391,7 @@ class Supervisor:
                 one.popen.wait(_KILLED_S)
             except subprocess.TimeoutExpired:
                 log.warning("process %d was killed and has not ended after %g s", one.pid, _KILLED_S)
-            one.link.close()
+            one.close()
             if one.owner:
                 self.orphaned.give_back(one.owner, "its supervisor ended it")
         if not self.orphaned.wait_done(_GIVE_BACK_S):

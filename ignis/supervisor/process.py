@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ignis.errors import ClosedError
+from ignis.stack_file import StackFile
 from ignis.supervisor.control_pipe import Link
 
 __all__ = ["GONE", "LOCKED", "RUNNING", "STARTING", "STOPPING", "WorkerCommand", "WorkerProcess"]
@@ -43,11 +44,13 @@ class WorkerCommand:
     environment: Mapping[str, str] | None = None
     directory: str | None = None
 
-    def start(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """In a session of its own: a terminal's Ctrl-C is the supervisor's to hand on, once."""
-        command = [sys.executable, "-m", "ignis", "worker", *self.arguments, "--supervised-fd", str(descriptor)]
+    def start(self, descriptor: int, stacks: int) -> subprocess.Popen[bytes]:
+        """In a session of its own: a terminal's Ctrl-C is the supervisor's to hand on, once.
+        ``stacks``: the file that it writes them to."""
+        ends = ["--supervised-fd", str(descriptor), "--stacks-fd", str(stacks)]
+        command = [sys.executable, "-m", "ignis", "worker", *self.arguments, *ends]
         return subprocess.Popen(
-            command, env=self.environment, cwd=self.directory, pass_fds=(descriptor,), stdin=subprocess.DEVNULL,
+            command, env=self.environment, cwd=self.directory, pass_fds=(descriptor, stacks), stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
 
@@ -69,7 +72,12 @@ class WorkerProcess:
     def __post_init__(self) -> None:
         self.link, theirs = Link.pair()
         try:
-            self.popen = self.command.start(theirs.fileno())
+            self._stacks = StackFile()
+            try:
+                self.popen = self.command.start(theirs.fileno(), self._stacks.fileno())
+            except BaseException:
+                self._stacks.close()
+                raise
         except BaseException:
             self.link.close()
             raise
@@ -102,6 +110,16 @@ class WorkerProcess:
                 self.status = {**self.status, **event}
                 self.state = STOPPING
         return events
+
+    def log_stacks(self) -> None:
+        """Logs a dump of its stacks, if it has written one."""
+        self._stacks.log_new(log, self.pid)
+
+    def close(self) -> None:
+        """It is gone: what it has still written is logged."""
+        self.link.close()
+        self._stacks.log_new(log, self.pid, ended=True)
+        self._stacks.close()
 
     def _say(self, what: str) -> None:
         self._order += 1

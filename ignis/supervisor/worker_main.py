@@ -59,6 +59,7 @@ class Worker:
         queues: names of those to run; None = all with a handler.
         limits: see `Limits`.
         link: to the supervisor, or None.
+        stacks_fd: its file for stacks; None = stderr.
         on_started: called once the consumers run and signals are heard.
     """
 
@@ -69,12 +70,14 @@ class Worker:
         *,
         limits: Limits | None = None,
         link: Link | None = None,
+        stacks_fd: int | None = None,
         on_started: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
         self._queues = None if queues is None else list(queues)
         self._limits = limits or Limits()
         self._link = link
+        self._stacks_fd = stacks_fd
         self._on_started = on_started
         self._ended = threading.Event()
         self._carried_out = 0
@@ -94,7 +97,7 @@ class Worker:
             store_options=app.store_options,
         )  # fmt: skip
         thread = threading.Thread(target=self._attend, name="ignis-worker", daemon=True)
-        with dumping_on_signal(lambda: {"pid": os.getpid(), "queues": in_hand(app)}):
+        with dumping_on_signal(lambda: {"pid": os.getpid(), "queues": in_hand(app)}, self._stacks_fd):
             thread.start()
             try:
                 app.run(self._queues, stop_timeout=stop_timeout)

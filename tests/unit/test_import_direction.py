@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
             "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
-            "near_names private_files regular_files service_notify stop_signals urls"
+            "near_names private_files regular_files service_notify stack_file stop_signals urls"
         ),
         "bench_report config deploy file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",

@@ -107,6 +107,7 @@ class ChildSpec(msgspec.Struct):
     inbox: str
     outbox: str
     durations: str
+    stacks: str
     parent_pid: int
     give_back_s: float
     preparation: dict[str, Any]
@@ -146,9 +147,9 @@ def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
 def entry(spec: ChildSpec) -> None:
     """Entry point of the process. Ends when told to, or when the parent is gone."""
     threading.Thread(target=_watch_parent, args=(spec.parent_pid,), name="ignis-watch", daemon=True).start()
-    faulthandler.register(
-        signal.SIGUSR1
-    )  # a worker's parent is asked by it for a dump, and it may reach the whole group
+    # A worker's parent is asked by it for a dump, and it may reach the whole group. The file stays open for it.
+    stacks = os.open(spec.stacks, os.O_WRONLY | os.O_APPEND)
+    faulthandler.register(signal.SIGUSR1, file=stacks)
     durations = shared_durations(Path(spec.durations))  # before the channels: then the parent removes the files
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")

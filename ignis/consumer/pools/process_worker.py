@@ -41,6 +41,7 @@ from ignis.history import parsed
 from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel
 from ignis.retries import Backoff
+from ignis.stack_file import StackFile
 from ignis.stacks import start_thread
 from ignis.tracing import unsettled
 
@@ -99,7 +100,9 @@ class ProcessWorker(Worker):
         )
         times = pool.directory / f"{number}.times"
         self._counted = child.shared_durations(times, create=True)
-        self._files = (inbox, outbox, times)
+        stacks = pool.directory / f"{number}.stacks"
+        self._stacks = StackFile(stacks)
+        self._files = (inbox, outbox, times, stacks)
         module, name = pool.spec.import_path()
         spec = child.ChildSpec(
             module,
@@ -109,6 +112,7 @@ class ProcessWorker(Worker):
             str(inbox),
             str(outbox),
             str(times),
+            str(stacks),
             os.getpid(),
             pool.give_back_s,
             {},
@@ -206,6 +210,7 @@ class ProcessWorker(Worker):
                 except PeerDiedError:
                     break
                 self._take(messages)
+                self._stacks.log_new(log, self.process.pid)
                 if not self._attached and self._outbox.peer_alive() is not None:
                     self._attached = True
                     self._unlink()
@@ -311,4 +316,5 @@ class ProcessWorker(Worker):
     def close(self) -> None:
         self.inbox.close()
         self._outbox.close()
+        self._stacks.close()
         self._unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -279,10 +280,52 @@ def test_a_look_inside(start: Start, queue: ignis.Queue[str]) -> None:
     assert dump["queues"]["q"]["in_flight"] == 1
     [worker] = [one for one in dump["queues"]["q"]["workers"] if "pointer" in one]
     assert (worker["pointer"], worker["messages"]) == (1, 1)
-    assert 'jobs.py", line' in command.log(), "the handler is in the stacks"
+    eventually(lambda: 'jobs.py", line' in command.log(), "the handler is in the stacks")
     assert command.health()[0] == 200, "it goes on"
     command.release("go")
     eventually(lambda: command.ended()["hold go"] == 1)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_stacks_of_each_process_are_one_record(start: Start, queue: ignis.Queue[str], form: str) -> None:
+    """One of them keeps the interpreter in a call of C: no line of Python runs there."""
+    module = """
+import ctypes, ignis
+app = ignis.Ignis(consumer={"idle_poll_s": 0.05})
+
+@app.queue("q", str, shards=4, shovel_interval=0).handler
+def handle(body):
+    if body == "stuck":
+        open("stuck", "x").close()
+        ctypes.PyDLL(None).sleep(600)
+"""
+    arguments = ("--processes", "2", "--log-format", form, "--health-bind", "0")
+    command = start(*arguments, module=module).wait_started()
+    queue.publish("stuck")
+    eventually((command.directory / "stuck").exists)
+    pids = command.wait_running(2)
+    for pid in pids:
+        os.kill(pid, signal.SIGUSR1)
+    eventually(lambda: command.log().count("stacks of process") == 2 and command.log().endswith("\n"))
+    log = command.log()
+    if form == "json":
+        records = [json.loads(line) for line in log.splitlines()]
+        found = [one for one in records if one["event"] == "stacks"]
+        assert {one["pid"] for one in found} == {command.process.pid}, "the supervisor's, which is not stuck"
+        texts = [str(one["message"]) for one in found]
+    else:
+        # A record is its first line, and those behind it that are indented.
+        texts = re.findall(r"stacks of process \d+:\n(?:  .*\n)+", log)
+    assert sorted(int(text.split()[3].rstrip(":")) for text in texts) == sorted(pids)
+    for text in texts:
+        assert all(line.startswith("  ") for line in text.splitlines()[1:]), text
+        assert text.count("most recent call first") >= 2
+        assert text.count("Current thread") == 1, "of one process"
+    assert sum("in handle" in text for text in texts) == 1, "that which is stuck"
+    command.signal(signal.SIGTERM)
+    eventually(lambda: "a second signal ends at once" in command.log())
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 130
 
 
 def test_what_the_endpoint_says(start: Start, queue: ignis.Queue[str]) -> None:

@@ -72,6 +72,31 @@ def test_a_line_has_the_message_s_fields_and_its_own(
     assert "line 0" not in capfd.readouterr().err.replace("\n{", ""), "the process itself writes nothing"
 
 
+def test_the_stacks_of_a_process_are_one_record(
+    memory_app: ignis.Ignis, queue: ignis.Queue[Any], records: Records, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue.publish({"n": 1, "do": "lines", "count": 1})
+    memory_app.start()
+    wait_idle(queue)
+    assert queue.consumer is not None
+    [pid] = queue.consumer.worker_pids
+
+    def found() -> list[dict[str, Any]]:
+        return [one for one in records.of("ignis.workers") if one["event"] == "stacks"]
+
+    for number in (1, 2):
+        os.kill(pid, signal.SIGUSR1)
+        eventually(lambda number=number: len(found()) == number)  # type: ignore[misc]
+    for one in found():
+        first, *rest = one["message"].splitlines()
+        assert (first, one["pid"]) == (f"stacks of process {pid}:", os.getpid())
+        assert all(line.startswith("  ") for line in rest)
+        assert one["message"].count("Current thread") == 1
+    assert "most recent call first" not in capfd.readouterr().err.replace("\n{", ""), (
+        "the process itself writes nothing"
+    )
+
+
 def test_an_exception_keeps_its_fields(memory_app: ignis.Ignis, queue: ignis.Queue[Any], records: Records) -> None:
     queue.publish({"n": 1, "do": "exception"})
     memory_app.start()
