@@ -291,6 +291,21 @@ def test_what_lies_in_the_ring_is_routed_anew_with_its_time(app: Ignis, monkeypa
     assert len({one.shard for one in found}) > 2
 
 
+def test_keys_of_many_shards_and_none_in_one_load(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the ring by shard, each with its own time."""
+    queue = app.queue("jobs", int, shards=4)
+    gate = Gate(queue, monkeypatch)
+    publisher = queue.publisher()
+    publisher.send(0, delay=1_000)
+    assert gate.entered.wait(WAIT_S)
+    for n in range(1, 200):
+        publisher.send(n, key=f"k{n}" if n % 3 else None, delay=1_000.0 + 10 * (n * 7 % 200))
+    gate.go.set()
+    publisher.close()
+    found = [one.message.body for one in queue.later if one.message is not None]
+    assert found == [b"%d" % n for n in sorted(range(200), key=lambda n: n * 7 % 200)]
+
+
 def test_in_the_child_of_a_fork_it_says_so(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     with app.queue("jobs", int).publisher() as publisher:
         with monkeypatch.context() as child:
