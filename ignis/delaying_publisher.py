@@ -3,7 +3,6 @@ gather in a ring of their own, with their times."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -16,7 +15,7 @@ from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
-from ignis.native import ANY_SHARD, PackedBatch, Receipt
+from ignis.native import ANY_SHARD, PackedBatch, Receipt, id_text
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
@@ -208,6 +207,8 @@ class _TimedRing(Publisher[M]):
         """Whether it takes delayed messages."""
         self._dues_ms: deque[int] = deque()
         """Due times by `_clock`, of what is delayed and in the ring, in its order."""
+        self._receipts: deque[Receipt] = deque()
+        """Theirs: what goes to several shards is found by its ids."""
         self._runs: deque[_Run] = deque()
         """Of what is in the ring, in its order."""
         self._putting = threading.Lock()  # a message is in the ring and in the tables, or in neither
@@ -238,6 +239,7 @@ class _TimedRing(Publisher[M]):
                         receipt = self._send_keyed(message, key, headers, 0.0, deadline)
                     if due_ms is not None:
                         self._dues_ms.append(due_ms)
+                        self._receipts.append(receipt)
                     self._note(due_ms is not None, until)
                     return receipt
             except ChannelFullError:
@@ -265,13 +267,16 @@ class _TimedRing(Publisher[M]):
             # One where there is nothing yet: what comes next may be followed by what it cannot go with.
             return min(self._runs[0].count, super()._most()) if self._runs else 1
 
-    def _taken(self, count: int) -> tuple[_Run, list[int]]:
-        """What those that come next have in common, and their due times; so many are gone from the ring."""
+    def _taken(self, count: int) -> tuple[_Run, list[int], list[Receipt]]:
+        """What those that come next have in common, their due times and receipts; so many are gone from the ring."""
         run = self._runs[0]
         run.count -= count
         if not run.count:
             self._runs.popleft()
-        return run, [self._dues_ms.popleft() for _ in range(count)] if run.delayed else []
+        if not run.delayed:
+            return run, [], []
+        next_due_ms, next_receipt = self._dues_ms.popleft, self._receipts.popleft
+        return run, [next_due_ms() for _ in range(count)], [next_receipt() for _ in range(count)]
 
     def is_flusher(self, thread: threading.Thread) -> bool:
         """Whether it would wait for itself."""
@@ -286,11 +291,14 @@ class _TimedRing(Publisher[M]):
         began_s = time.monotonic()
         try:
             with self._putting:
-                run, taken_ms = self._taken(count)
+                run, taken_ms, receipts = self._taken(count)
             if run.delayed and (ahead_ms := self._ahead_ms()):
                 settled_ms = self._moved.settled_ms
                 taken_ms = [max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in taken_ms]
-            dues_ms = _by_batch(batches, taken_ms) if run.delayed else None
+            dues_ms = None
+            if run.delayed:
+                in_order = len(batches) == 1 and not self._rerouting
+                dues_ms = [taken_ms] if in_order else _by_batch(batches, taken_ms, receipts)
             batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(run.until))
         except BaseException as exc:
             self._refused(count, exc)
@@ -312,11 +320,10 @@ class _TimedRing(Publisher[M]):
         return math.ceil((self._store.now_s() - asked_s) * 1000)
 
 
-def _by_batch(batches: Sequence[tuple[int, PackedBatch]], dues_ms: list[int]) -> list[list[int]]:
-    """The due times of what came out of the ring, which are in its order, for each message of each batch."""
-    if len(batches) == 1:  # in the ring's order, too
-        return [dues_ms]
-    # By shard. Ids rise in the order in which the messages were put.
-    ids = [batch.ids() for _, batch in batches]
-    due_ms = dict(zip(sorted(itertools.chain.from_iterable(ids)), dues_ms, strict=True))
-    return [[due_ms[one] for one in some] for some in ids]
+def _by_batch(
+    batches: Sequence[tuple[int, PackedBatch]], dues_ms: list[int], receipts: Sequence[Receipt]
+) -> list[list[int]]:
+    """The due times of what came out of the ring, which are in its order, for each message of each batch. By the ids, but not
+    by their order: a wall clock that is set back sets them back."""
+    due_ms = dict(zip((one.id for one in receipts), dues_ms, strict=True))
+    return [[due_ms[id_text(one)] for one in batch.ids()] for _, batch in batches]
