@@ -20,6 +20,7 @@ from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
 from ignis.storage.base import Store
+from ignis.two_rings import TwoRingPublisher
 
 __all__ = ["DelayingPublisher"]
 
@@ -35,12 +36,14 @@ _STEP_MS = 100
 """Messages whose deadlines lie within so much go to the store together, and are retired there at the end of it."""
 
 
-class DelayingPublisher(Publisher[M]):
+class DelayingPublisher(TwoRingPublisher[M]):
     """A `Publisher` whose `send` takes ``delay`` and ``at``, and tells the store the deadlines.
 
     The first message with such a time makes a second ring and a second flusher, and starts them: who has none pays nothing.
     `flush`, `close` and the counts are about both. Receipts are done when the message is durable, not when it is due.
     """
+
+    _second: _TimedRing[M] | None = None
 
     def __init__(
         self,
@@ -54,7 +57,6 @@ class DelayingPublisher(Publisher[M]):
     ) -> None:
         self._store = store
         self._making = threading.Lock()
-        self._timed: _TimedRing[M] | None = None
         self._forks = FORKS[0]
         super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed, times=times)
 
@@ -69,7 +71,7 @@ class DelayingPublisher(Publisher[M]):
     ) -> Receipt:
         if later is None and (deadline is None or deadline.ttl_s is None):  # the store need not know
             return super()._send_timed(message, key, headers, timeout, later, deadline)
-        ring = self._timed
+        ring = self._second
         if ring is None or self._closing or self._ended is not None or self._forks != FORKS[0] or not ring.delays:
             ring = self._ring(later is not None)
         return ring.send_timed(message, key, headers, timeout, later, deadline)
@@ -83,41 +85,21 @@ class DelayingPublisher(Publisher[M]):
                 self._refuse()
             if delayed and not self._magazine.store.keeps_later:
                 raise DelayNotSupportedError(type(self._magazine.store).__name__)
-            if self._timed is None:
-                self._timed = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
-            return self._timed
-
-    def flush(self, timeout: float | None = None) -> None:
-        timed, began_s = self._timed, time.monotonic()
-        if timed is not None:
-            timed.press()
-        super().flush(timeout)
-        if timed is not None:
-            timed.flush(self.left_s(began_s, timeout))
-
-    @property
-    def sent(self) -> int:
-        return super().sent + (0 if self._timed is None else self._timed.sent)
-
-    @property
-    def pending(self) -> int:
-        return super().pending + (0 if self._timed is None else self._timed.pending)
-
-    @property
-    def failed(self) -> int:
-        return super().failed + (0 if self._timed is None else self._timed.failed)
+            if self._second is None:
+                self._second = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
+            return self._second
 
     def close(self, timeout: float | None = None) -> None:
         timeout = None if timeout is None else check_timeout(timeout)
         began_s, refused = time.monotonic(), None
-        if self._timed is not None:
-            self._timed.press()
+        if self._second is not None:
+            self._second._press()
         try:
             super().close(timeout)
         except PublishError as exc:
             refused = exc
         with self._making:  # from now on nobody makes one
-            timed = self._timed
+            timed = self._second
         try:
             if timed is not None:
                 timed.close(self.left_s(began_s, timeout))
@@ -128,7 +110,7 @@ class DelayingPublisher(Publisher[M]):
 
     def end(self) -> bool:
         with self._making:
-            ends, timed = super().end(), self._timed
+            ends, timed = super().end(), self._second
         if timed is None:
             return ends
         timed.end()
@@ -136,8 +118,8 @@ class DelayingPublisher(Publisher[M]):
 
     def give_up(self) -> None:
         super().give_up()
-        if self._timed is not None:
-            self._timed.give_up()
+        if self._second is not None:
+            self._second.give_up()
 
 
 class _NearClock:
@@ -281,10 +263,6 @@ class _TimedRing(Publisher[M]):
     def is_flusher(self, thread: threading.Thread) -> bool:
         """Whether it would wait for itself."""
         return thread is self._flusher
-
-    def press(self) -> None:
-        """Somebody waits: what is there is not kept back."""
-        self._press()
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
