@@ -354,6 +354,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         rc = check_newest(store, &made->ctl, name);
         published = rc == IGN_OK;
     }
+    int error = errno; /* what went wrong, and not what removing its traces says */
     if (published)
         remove_strays(store, &chain);
     ign_chain_free(&chain);
@@ -370,6 +371,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         io->remove(io, control);
         io->remove(io, log);
     }
+    errno = error;
     return rc;
 }
 

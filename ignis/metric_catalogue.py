@@ -166,7 +166,7 @@ BROKER = (
     _counter("ignis_broker_published_total", "messages", "Stored for clients."),
     _counter("ignis_broker_delivered_total", "messages", "Delivered to clients."),
     _counter("ignis_broker_redelivered_total", "messages", "Given back because their connection was lost."),
-    _counter("ignis_broker_sidelined_total", "messages", "Put aside because their clients died over and over.", "reason"),
+    _counter("ignis_broker_sidelined_total", "messages", "Put aside: refused, or held by too many lost connections.", "reason"),
     _gauge("ignis_broker_ring_depth", "requests", "That wait for the store."),
     _gauge("ignis_broker_ring_bytes", "", "Of these requests."),
     _gauge("ignis_broker_receive_bytes", "", "Of memory, of frames that are still arriving."),

@@ -30,6 +30,7 @@ try:
     from ignis.cli.inspection import peek, queues, stats
     from ignis.cli.later import later
     from ignis.cli.leader import leader
+    from ignis.cli.locks import locks
     from ignis.cli.pipeline import pipeline
     from ignis.cli.publish import publish
     from ignis.cli.queue import queue
@@ -67,7 +68,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, top, peek, find, later, sideline, schedules, sweep, leader,
+    worker, workers, publish, consume, queue, queues, stats, top, peek, find, later, sideline, schedules, sweep, leader, locks,
     autoscale, relay, broker, console, pipeline, dump, load, doctor, demo, bench, deploy_files, completion,
 ):  # fmt: skip
     cli.add_command(command)

@@ -40,7 +40,7 @@ def leaders(call: Call) -> dict[str, Any]:
 
 
 def lock(call: Call) -> dict[str, Any]:
-    """Who holds a distributed lock, by its name: no store can list them."""
+    """Who holds a distributed lock, by its name: not every store can list them."""
     asked: LockQuery = call.query
     app = call.services.app
     with closing(

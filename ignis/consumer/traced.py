@@ -88,7 +88,7 @@ class _Call:
             "process", ctx.queue, tracing.CONSUMER, parent=parent, links=links, attributes=attributes
         )
         if spec.batch_size is None:  # of a call that is given up it is known; of a batch's only once it has failed
-            self._note(failed=False)
+            self._note()
 
     def raised(self, exc: BaseException) -> None:
         operation = self.operation
@@ -100,7 +100,7 @@ class _Call:
             self._forget()
         else:
             operation.raised(exc)
-            self._note(failed=True)
+            self._note_failed()
         operation.end()
 
     def answered(self, answer: object) -> None:
@@ -111,30 +111,37 @@ class _Call:
             self._asked_again(answer)
         elif answer is False:
             operation.failed("rejected", "the handler returned False")
-            self._note(failed=True)
+            self._note_failed()
         elif type(answer) is Failure:
             operation.failed(str(answer.reason), str(answer.error))
-            self._note(failed=True)
+            self._note_failed()
         else:  # one of a batch, or what says nothing
             if self._spec.batch_size is not None and isinstance(answer, (list, tuple)):
                 operation.set("ignis.batch.failed_count", sum(map(_is_failure, answer)))
-            self._note(failed=True)
+            self._note_failed()
         operation.end()
 
     def _asked_again(self, asked: RetryLater) -> None:
         at = None if asked.at is None else asked.at.isoformat()
         self.operation.event("ignis.retry.asked", {"delay_s": asked.delay_s, "at": at, "why": asked.why or None})
-        self._note(failed=True)
+        self._note_failed()
 
-    def _note(self, *, failed: bool) -> None:
+    def _note(self) -> None:
         traceparent = self.operation.traceparent
         if traceparent is not None:
+            unsettled.note(self._spec.queue, self._messages[0].id, traceparent)
+
+    def _note_failed(self) -> None:
+        traceparent = self.operation.traceparent
+        if traceparent is not None:
+            noted = self._spec.batch_size is None
             for message in self._messages:
-                unsettled.note(self._spec.queue, message.id, traceparent, failed=failed)
+                unsettled.note_failed(self._spec.queue, message.id, traceparent, noted=noted)
 
     def _forget(self) -> None:
-        if self._spec.batch_size is None:
-            unsettled.forget(self._spec.queue, self._messages[0].id)
+        traceparent = self.operation.traceparent
+        if traceparent is not None and self._spec.batch_size is None:
+            unsettled.forget(self._spec.queue, self._messages[0].id, traceparent)
 
 
 class FailureSpans:
@@ -149,7 +156,7 @@ class FailureSpans:
     def __init__(self, tracing: Tracing, queue: str) -> None:
         self._tracing = tracing
         self._queue = queue
-        self._begun: dict[tuple[int, int], tuple[Operation, str, str, dict[str, Any]]] = {}
+        self._begun: dict[tuple[int, int], tuple[Operation, str, str | None, str, dict[str, Any]]] = {}
 
     def begin(self, item: Transfer, failure: Failure, decision: Decision) -> Transfer:
         """The failed message with the context of its span, which begins."""
@@ -179,7 +186,7 @@ class FailureSpans:
         else:
             said["given_up"] = decision.given_up
             operation.set("error.type", failure.reason)
-        self._begun[item.shard, item.pointer] = operation, message.id, "scheduled" if again else "stored", said
+        self._begun[item.shard, item.pointer] = operation, message.id, call, "scheduled" if again else "stored", said
         traceparent = operation.traceparent
         if traceparent is None:
             return item
@@ -187,13 +194,14 @@ class FailureSpans:
 
     def end(self, left: Collection[tuple[int, int]]) -> None:
         """Ends them. ``left``: (shard, pointer) of those that the store has not taken, for which there will be another round."""
-        for place, (operation, id, what, said) in self._begun.items():
+        for place, (operation, id, call, what, said) in self._begun.items():
             if place in left:
                 operation.failed("not_stored", "the store did not take it; it is tried again")
             else:
                 name = "ignis.retry.scheduled" if what == "scheduled" else "ignis.sidelined"
                 operation.event(name, said)
-                unsettled.forget(self._queue, id)
+                if call is not None:
+                    unsettled.forget(self._queue, id, call)
             operation.end()
 
 

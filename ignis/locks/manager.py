@@ -141,6 +141,13 @@ class LockManager:
         level = self.level if level is None else _level(level)
         return LockCalls(self._tables[level], self._key(lock_id), self.settings, self.now_s).get()
 
+    def held(self, level: LockLevel | None = None) -> list[LockRecord] | None:
+        """This application's locks of a level that somebody holds at this moment, each under its id; None where the store
+        keeps no list of them (Aerospike, a broker): ask `holder` for one. Raises StoreError."""
+        found = self._tables[self.level if level is None else _level(level)].held()
+        mine = f"{self.client_id}#"
+        return found and [one._replace(name=one.name.removeprefix(mine)) for one in found if one.name.startswith(mine)]
+
     def close(self, timeout: float = 30.0) -> None:
         """Ends the renewals, within ``timeout`` seconds, and releases what is still held. Idempotent. Thread-safe."""
         with self._mutex:

@@ -62,6 +62,11 @@ class LockTable(abc.ABC):
     @abc.abstractmethod
     def get(self, name: str) -> LockRecord | None: ...
 
+    def held(self) -> list[LockRecord] | None:
+        """The locks that somebody holds now, by name; None where the store keeps no list of them. It finds them by their
+        keys, which stay when a lock is released: for people who look, not for work."""
+        return None
+
     def draw_token(self, name: str, owner: str) -> int | None:
         """The lock's token when ``owner`` still holds it, else None. For stores whose `acquire` leaves the token at 0
         because it costs calls of its own: it is drawn here, above every token drawn before."""
@@ -97,6 +102,10 @@ class LockStore(LockTable):
     @abc.abstractmethod
     def epoch(self, scope: str) -> int:
         """The scope's current epoch; 0 before the first."""
+
+    def epochs(self) -> dict[str, int] | None:
+        """Every scope that has an epoch, by name; None where the store keeps no list of them."""
+        return None
 
 
 class ArrayStore(abc.ABC):

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-__all__ = ["forget", "look", "note", "report_to"]
+__all__ = ["forget", "look", "note", "note_failed", "report_to"]
 
 _MOST = 100_000
 """A consumer has fewer messages in hand. Beyond, such as of calls whose outcome nobody stores, the oldest go."""
@@ -22,12 +22,9 @@ _reports: list[_Report] = []
 """That of a worker process; elsewhere there is none."""
 
 
-def note(queue: str, id: str, traceparent: str, *, failed: bool = False) -> None:
-    """The call for that message has this span. ``failed``: it has failed; in a worker process only that is told."""
+def note(queue: str, id: str, traceparent: str) -> None:
+    """The last call for that message has this span. Nothing in a worker process, where a call is told when it has failed."""
     if _reports:
-        if failed:
-            for report in _reports:
-                report(id, traceparent)
         return
     with _lock:
         _spans[queue, id] = traceparent
@@ -36,15 +33,25 @@ def note(queue: str, id: str, traceparent: str, *, failed: bool = False) -> None
             _spans.popitem(last=False)
 
 
+def note_failed(queue: str, id: str, traceparent: str, *, noted: bool) -> None:
+    """The call has failed. ``noted``: that was said when it began, so that only a worker process has to tell. A call that ends
+    late, when the next one for its message has begun, changes nothing of that one."""
+    for report in _reports:
+        report(id, traceparent)
+    if not noted:
+        note(queue, id, traceparent)
+
+
 def look(queue: str, id: str) -> str | None:
     """The span of the last call for that message, as a ``traceparent``; None where nobody traced it."""
     return _spans.get((queue, id))
 
 
-def forget(queue: str, id: str) -> None:
-    """The message is accounted for."""
+def forget(queue: str, id: str, traceparent: str) -> None:
+    """What became of this call is stored. The next call for the message may have begun before that was known here: it stays."""
     with _lock:
-        _spans.pop((queue, id), None)
+        if _spans.get((queue, id)) == traceparent:
+            del _spans[queue, id]
 
 
 def report_to(report: _Report) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ignis.errors import ConfigError, QueueNotFoundError, StaleEpochError
 from ignis.storage.base import Fence, QueueRecord, Store
 from tests.contract.support import Kind
+from tests.support import eventually
 
 
 def test_a_queue_comes_back_as_it_was(kind: Kind) -> None:
@@ -224,3 +225,26 @@ def test_of_threads_that_raise_an_epoch_the_highest_holds(store: Store) -> None:
         thread.join(30)
     assert store.locks.epoch("s") == 99
     assert 99 not in refused
+
+
+def test_held_locks_are_listed_where_a_store_keeps_a_list(kind: Kind) -> None:
+    locks = kind.open().locks
+    if kind.name in ("aerospike", "broker"):
+        assert locks.held() is None
+        assert locks.epochs() is None
+        return
+    assert (locks.held(), locks.epochs()) == ([], {})
+    taken = [locks.acquire(name, "me", 60) for name in ("b", "a@1", "gone")]
+    assert locks.release("gone", "me")
+    over = locks.acquire("over", "me", 0.01)
+    assert over is not None
+    table = locks.table("DC#fa#test_lock", "fa")
+    other = table.acquire("c#ü b", "you", 60)
+    assert locks.next_epoch("s") == 1
+    locks.raise_epoch("t", 7)
+    eventually(lambda: locks.get("over") is None)
+    assert locks.held() == [taken[1], taken[0]]
+    assert table.held() == [other]
+    assert locks.epochs() == {"s": 1, "t": 7}
+    assert kind.open(client_id="billing").locks.held() == []
+    assert kind.open(client_id="billing").locks.epochs() == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.consumer.pools.process import _ProcessWorker
+from ignis.consumer.pools.process_worker import ProcessWorker
 from ignis.figures import HANDLING
 from ignis.native import CODEC_JSON, encode_record
 from tests.apps import jobs
@@ -115,7 +115,7 @@ def test_for_how_long_a_process_is_at_its_message(memory_app: ignis.Ignis, journ
     eventually(lambda: journal.lines() == ["start 1"])
     assert queue.consumer is not None
     [worker] = queue.consumer._pool.workers
-    assert isinstance(worker, _ProcessWorker)
+    assert isinstance(worker, ProcessWorker)
     running = worker.running()
     assert running is not None
     assert running[2] is not None

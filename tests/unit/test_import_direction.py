@@ -98,7 +98,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "long_work",
         "context",
         "connection peer",
-        "claim_renewal redelivery subscription write_batcher",
+        "claim_renewal setting_aside subscription write_batcher",
+        "redelivery",
         "recovery",
         "dispatcher",
         "publish_buffer",
@@ -117,7 +118,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "bench_report command exit_codes filters output state",
-        "bench broker_user confirm console demo deploy_files doctor leader queue_names relay top worker_processes",
+        "bench broker_user confirm console demo deploy_files doctor leader locks queue_names relay top worker_processes",
         "autoscale broker completion dump find inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
     ),

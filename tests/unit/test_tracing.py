@@ -14,10 +14,12 @@ import pytest
 
 import ignis
 from ignis import Failure, Retry, RetryLater
+from ignis.consumer.traced import FailureSpans
 from ignis.errors import ConfigError, MessageTooLargeError
 from ignis.log_format import JsonFormatter
 from ignis.message import Message, bare_record, decode_meta, has_deadline
 from ignis.native import CODEC_JSON, PackedBatch, Record, encode_record
+from ignis.tracing import unsettled
 from ignis.tracing.envelope import carrier_of, with_last_traceparent
 from tests.support import eventually
 
@@ -232,6 +234,39 @@ def test_a_retry_the_sideline_and_a_shovel_are_linked(traced: ignis.Ignis, spans
     assert is_linked(third, shovelled)
     assert third.attributes["messaging.message.id"] == published.id
     assert not spans.named("sideline orders")[1:]
+
+
+def test_an_attempt_that_begins_before_the_last_one_is_accounted_for(
+    memory: ignis.Ignis, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, end = memory.queue("orders", str, **ONE), FailureSpans.end
+
+    def late(self: FailureSpans, left: Any) -> None:
+        if not spans.named("retry orders"):
+            spans.wait("process orders", 2)  # the retry is stored, and the next attempt has failed already
+        end(self, left)
+
+    monkeypatch.setattr(FailureSpans, "end", late)
+
+    @queue.handler(retry=Retry(attempts=2, base=0))
+    def handle(order: str) -> None:
+        raise ValueError("no stock")
+
+    queue.publish("first")
+    memory.start()
+    aside, (_, second) = spans.one("sideline orders"), spans.wait("process orders", 2)
+    assert is_child(aside, second)
+
+
+def test_a_call_that_ends_late_forgets_no_later_one() -> None:
+    unsettled.note("orders", "1", "first")
+    unsettled.note("orders", "1", "second")
+    unsettled.forget("orders", "1", "first")
+    assert unsettled.look("orders", "1") == "second"
+    unsettled.note_failed("orders", "1", "first", noted=True)
+    assert unsettled.look("orders", "1") == "second"
+    unsettled.forget("orders", "1", "second")
+    assert unsettled.look("orders", "1") is None
 
 
 @pytest.mark.parametrize("coroutine", [False, True])

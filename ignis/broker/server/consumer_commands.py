@@ -374,7 +374,7 @@ class ConsumerCommands:
 
         def work(runs: list[PointerRange]) -> int:
             if head.action == "sideline":
-                return sideline(application, head.queue, runs, head, str(session.owner))
+                return sideline(application, head.queue, runs, head, self._state.sidelined, str(session.owner))
             return application.store.magazines.reload(head.queue, as_pointers(runs))
 
         def done(moved: int) -> None:

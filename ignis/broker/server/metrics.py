@@ -63,7 +63,10 @@ class BrokerMetrics:
             ("ignis_broker_published_total", {}, state.messages_in),
             ("ignis_broker_delivered_total", {}, state.delivered + sum(one.delivered for one in pumps)),
             ("ignis_broker_redelivered_total", {}, state.redelivered),
-            ("ignis_broker_sidelined_total", {"reason": "crash"}, state.sidelined),
+            *(
+                ("ignis_broker_sidelined_total", {"reason": reason}, count)
+                for reason, count in state.sidelined.counts().items()
+            ),
             ("ignis_broker_ring_depth", {}, sum(one.waiting for one in inboxes)),
             ("ignis_broker_ring_bytes", {}, sum(one.bytes for one in inboxes)),
             ("ignis_broker_receive_bytes", {}, broker.receiving.held_bytes),

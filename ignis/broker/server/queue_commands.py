@@ -13,14 +13,15 @@ from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named
 from ignis.broker.server.application import Application
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.peer import Peer
+from ignis.broker.server.setting_aside import SettingAside
+from ignis.broker.server.state import SidelinedCounts
 from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.message import MAX_ERROR_CHARS, REASONS
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
-from ignis.storage.base import QueueRecord, Transfer
-from ignis.storage.parts import transfer_all
+from ignis.storage.base import QueueRecord
 
 __all__ = ["QUEUE_CALLS", "sideline"]
 
@@ -100,9 +101,11 @@ QUEUE_CALLS: dict[int, Call] = {
 }
 
 
-def sideline(app: Application, magazine: str, runs: list[PointerRange], nack: Nack, worker: str = "") -> int:
-    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
-    returns how many moved.
+def sideline(
+    app: Application, magazine: str, runs: list[PointerRange], nack: Nack, counts: SidelinedCounts, worker: str = ""
+) -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope,
+    and adds to ``counts``; returns how many moved.
 
     Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
     """
@@ -112,18 +115,8 @@ def sideline(app: Application, magazine: str, runs: list[PointerRange], nack: Na
         raise BadRequestError(f"{magazine!r} is a sideline and has none of its own; requeue instead")
     error = nack.error[:MAX_ERROR_CHARS]
     found = app.store.magazines.peek(magazine, as_pointers(runs))
-    items = [
-        Transfer(
-            shard,
-            pointer,
-            corrupt_record(magazine, shard, pointer)
-            if record is None
-            else failed_record(record, nack.reason, error, worker=worker),
-            shard,
-        )
-        for shard, many in found.items()
-        for pointer, record in many.items()
-    ]
-    if not items:
-        return 0
-    return transfer_all(items, lambda part: app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, part))
+    aside = SettingAside(app.store.magazines, magazine, counts)
+    for shard, many in found.items():
+        for pointer, record in many.items():
+            aside.add(shard, pointer, record, nack.reason, error, worker=worker)
+    return aside.move()

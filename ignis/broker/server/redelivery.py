@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.setting_aside import SettingAside
 from ignis.errors import IgnisError, QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_CRASH, corrupt_record, failed_record, is_readable
+from ignis.message import REASON_CRASH, failed_record, is_readable
 from ignis.native import Record
 from ignis.storage.base import Transfer
 from ignis.storage.parts import transfer_all
@@ -111,7 +112,6 @@ class Redelivery:
         magazine, runs, crashed, aside, error = result
         said, broker = self._context.said, self._context.broker
         if aside:
-            broker.state.sidelined += aside
             said.warning(
                 "%d message(s) of %s were held by too many lost connections: sideline", aside, magazine, about=magazine
             )
@@ -151,25 +151,20 @@ class Redelivery:
         set_aside = 0
         for part in _parts(runs):
             back: list[Transfer] = []
-            aside: list[Transfer] = []
+            aside = SettingAside(magazines, magazine, self._context.broker.state.sidelined)
             for shard, many in magazines.peek(magazine, as_pointers(part)).items():
                 for pointer, data in many.items():
                     crashes = limit if data is None else _crashes(data) + 1
                     why = f"held by {crashes} connection(s) that were lost"
-                    fresh = (
-                        corrupt_record(magazine, shard, pointer)
-                        if data is None
-                        else failed_record(data, REASON_CRASH, why, crashed=True)
-                    )
                     # Whoever cannot read its envelope cannot count either: it does not come back for ever.
-                    unreadable = data is not None and not is_readable(data)
-                    (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
+                    if data is None or crashes >= limit or not is_readable(data):
+                        aside.add(shard, pointer, data, REASON_CRASH, why, crashed=True)
+                    else:
+                        fresh = failed_record(data, REASON_CRASH, why, crashed=True)
+                        back.append(Transfer(shard, pointer, fresh, shard))
             if back:
                 transfer_all(back, lambda some: magazines.transfer(magazine, magazine, some))
-            if aside:
-                set_aside += transfer_all(
-                    aside, lambda some: magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, some)
-                )
+            set_aside += aside.move()
         return set_aside
 
 

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-__all__ = ["BrokerState"]
+import threading
+
+from ignis.message import REASONS
+
+__all__ = ["BrokerState", "SidelinedCounts"]
+
+
+class SidelinedCounts:
+    """How many messages a broker has put into sidelines, by reason; each reason is there from the start. Thread-safe: they are
+    moved in the store's threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(REASONS, 0)
+
+    def add(self, reason: str, count: int) -> None:
+        """So many more for one of `REASONS`."""
+        with self._lock:
+            self._counts[reason] += count
+
+    def counts(self) -> dict[str, int]:
+        """As it is now."""
+        with self._lock:
+            return dict(self._counts)
 
 
 class BrokerState:
@@ -21,7 +44,6 @@ class BrokerState:
         """Bytes of requests of all connections that wait for the store or are at it, now."""
         self.connections_seen = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
-        self.sidelined = 0
-        """Messages that were held by too many connections that were lost."""
+        self.sidelined = SidelinedCounts()
         self.delivered = self.refused = 0
         """Figures of connections and queues that are gone."""

@@ -51,6 +51,10 @@ class Scope:
     def prefix(self, kind: bytes) -> bytes:
         return kind + self._prefix
 
+    def name(self, kind: bytes, key: bytes) -> str:
+        """That of a key with this prefix; what is no text in it, as damage leaves it, stands escaped."""
+        return key[len(kind) + len(self._prefix) :].decode("utf-8", "backslashreplace")
+
 
 class Keys:
     """Reads and changes the keys of one log. Thread-safe."""

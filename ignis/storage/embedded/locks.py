@@ -113,6 +113,16 @@ class EmbeddedLocks(LockStore):
         return self._record(name, stored)
 
     @guarded
+    def held(self) -> list[LockRecord]:
+        found = []
+        for key, value in self._store.keys.items(self._scope.prefix(b"L")):
+            name = self._scope.name(b"L", key)
+            stored = _decoded(name, value)
+            if self._holds(stored, stored.owner):
+                found.append(self._record(name, stored))
+        return found
+
+    @guarded
     def next_epoch(self, scope: str) -> int:
         key = epoch_key(self._scope, scope)
         keys = self._store.keys
@@ -143,15 +153,19 @@ class EmbeddedLocks(LockStore):
     def epoch(self, scope: str) -> int:
         return epoch_of(self._store.keys.get(epoch_key(self._scope, scope)), scope)
 
+    @guarded
+    def epochs(self) -> dict[str, int]:
+        names = (
+            (self._scope.name(b"E", key), value) for key, value in self._store.keys.items(self._scope.prefix(b"E"))
+        )
+        return {name: epoch_of(value, name) for name, value in names}
+
     def _read(self, name: str) -> tuple[bytes | None, _Stored | None]:
         """The value as it is stored, and what it says."""
         value = self._store.keys.get(self._scope.key(b"L", name))
         if value is None:
             return None, None
-        try:
-            return value, msgspec.msgpack.decode(value, type=_Stored)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise StoreFormatError(f"store: lock {name!r} is damaged: {exc}") from exc
+        return value, _decoded(name, value)
 
     def _changed(self, name: str, before: bytes | None, stored: _Stored) -> _Planned:
         change = Change(self._scope.key(b"L", name), before, msgspec.msgpack.encode(stored))
@@ -178,3 +192,11 @@ class EmbeddedLocks(LockStore):
             expires_at_ms = directory.clock.offset_ms + stored.ttl_ms
         ahead_ms = directory.clock.ahead_ms()
         return LockRecord(name, stored.owner, stored.token, stored.acquired_at_ms - ahead_ms, expires_at_ms - ahead_ms)
+
+
+def _decoded(name: str, value: bytes) -> _Stored:
+    """Raises StoreFormatError."""
+    try:
+        return msgspec.msgpack.decode(value, type=_Stored)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise StoreFormatError(f"store: lock {name!r} is damaged: {exc}") from exc

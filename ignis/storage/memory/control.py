@@ -125,6 +125,11 @@ class MemoryLocks(LockStore):
             known = self._held(name)
             return None if known is None else self._shown(known)
 
+    def held(self) -> list[LockRecord]:
+        with self._store.open_content() as content:
+            names = sorted(name for scope, name in content.locks if scope == self._scope)
+            return [self._shown(known) for name in names if (known := self._held(name)) is not None]
+
     def _held(self, name: str) -> LockRecord | None:
         """Times are the store clock's in what is kept. Caller holds the lock."""
         known = self._store.content.locks.get((self._scope, name))
@@ -155,6 +160,10 @@ class MemoryLocks(LockStore):
         check_scope(scope)
         with self._store.open_content() as content:
             return content.epochs.get((self._scope, scope), 0)
+
+    def epochs(self) -> dict[str, int]:
+        with self._store.open_content() as content:
+            return {name: content.epochs[scope, name] for scope, name in sorted(content.epochs) if scope == self._scope}
 
     def _put(self, record: LockRecord) -> LockRecord:
         with self._store.open_content() as content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ignis.broker.client import requests
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.server.redelivery import _BATCH, Redelivery
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import Message
+from ignis.message import REASONS, Message
 from ignis.native import PackedBatch, Record, encode_record
 from tests.support import UNREADABLE_METAS, WAIT_S, eventually
 from tests.support.broker import RunningBroker
@@ -79,6 +80,25 @@ def lose(broker: RunningBroker, limit: int = 1_000) -> int:
     return count
 
 
+def counted(client: SyncClient) -> dict[str, float]:
+    """What the broker has put aside, by reason. Each reason is there, the others with 0."""
+    found = {
+        labels["reason"]: value
+        for name, labels, value in client.ask(requests.metrics())
+        if name == "ignis_broker_sidelined_total"
+    }
+    assert set(found) == set(REASONS)
+    return {reason: value for reason, value in found.items() if value}
+
+
+def damage(directory: Path, body: bytes) -> None:
+    """Changes a byte of what is stored, under the open store."""
+    (log,) = (one for one in directory.rglob("log-*") if body in one.read_bytes())
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(body))
+        file.write(b"x")
+
+
 def settled(client: SyncClient) -> bool:
     return info(client)["in_flight"] == 0
 
@@ -106,8 +126,7 @@ def test_a_message_that_kills_its_clients_is_set_aside(broker: RunningBroker) ->
         assert (aside.body, aside.reason, aside.crashes) == (b"poison", "crash", 3)
         assert aside.error is not None
         assert "3 connection(s)" in aside.error
-        figures = {(name, *labels.values()): value for name, labels, value in client.ask(requests.metrics())}
-        assert figures["ignis_broker_sidelined_total", "crash"] == 1
+        eventually(lambda: counted(client) == {"crash": 1})
 
 
 def test_the_count_outlives_the_broker(url: str) -> None:
@@ -210,6 +229,37 @@ def test_a_refusal_of_what_cannot_be_read_sets_it_aside(broker: RunningBroker) -
         assert [one.reason for one in messages(client, SIDELINE)] == ["unreadable"] * len(UNREADABLE_METAS) + [
             "rejected"
         ]
+
+
+def test_what_lost_connections_held_is_counted_by_the_reason_it_has(url: str, tmp_path: Path) -> None:
+    with running(url, max_crashes=1) as broker, broker.client(timeout_s=WAIT_S) as client:
+        create(client, b"a" * 40, b"b" * 40)
+        records = [encode_record(b"poison", meta=meta) for meta in UNREADABLE_METAS.values()]
+        client.ask(requests.send_batch("q", [(0, PackedBatch.pack(records))]))
+        assert counted(client) == {}
+        damage(tmp_path / "store", b"a" * 40)
+        assert lose(broker) == 2 + len(records)
+        eventually(lambda: settled(client))
+        eventually(lambda: counted(client) == {"corrupt": 1, "crash": 1, "unreadable": len(records)})
+        assert Counter(one.reason for one in messages(client, SIDELINE)) == counted(client)
+
+
+def test_what_a_client_refuses_is_counted_by_the_reason_it_has(broker: RunningBroker, tmp_path: Path) -> None:
+    with broker.client(timeout_s=WAIT_S) as client:
+        create(client, b"a" * 40, b"b" * 40, b"c", b"d")
+        client.ask(requests.send_batch("q", [(0, PackedBatch.pack([encode_record(b"e", meta=b"\xc1")]))]))
+        damage(tmp_path / "store", b"a" * 40)
+        found = client.consume("q", 10, wait_s=WAIT_S)
+        pointers = [pointer for claim in found.claims for pointer in claim.pointers]
+        assert len(pointers) == 5
+        assert client.ask(requests.nack("q", {0: pointers[:3]}, sideline=True, reason="exception")) == 3
+        assert client.ask(requests.nack("q", {0: pointers[3:4]})) == 1, "given back: in no sideline"
+        assert client.ask(requests.nack("q", {0: pointers[4:]}, sideline=True, reason="timeout")) == 1
+        expected = {"corrupt": 1, "exception": 2, "unreadable": 1}
+        assert counted(client) == expected
+        assert client.ask(requests.nack("q", {0: pointers[:3]}, sideline=True, reason="exception")) == 0
+        assert counted(client) == expected, "what had moved already counts once"
+        assert Counter(one.reason for one in messages(client, SIDELINE)) == expected
 
 
 def test_whatever_counting_raises_the_messages_come_back(
