@@ -8,18 +8,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ignis.config import PublisherSettings, check_timeout
 from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
-from ignis.native import PackedBatch, Receipt, id_text
+from ignis.native import ANY_SHARD, PackedBatch, Receipt, id_text
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
 from ignis.storage.base import Store
+from ignis.two_rings import TwoRingPublisher
 
 __all__ = ["DelayingPublisher"]
 
@@ -35,12 +36,14 @@ _STEP_MS = 100
 """Messages whose deadlines lie within so much go to the store together, and are retired there at the end of it."""
 
 
-class DelayingPublisher(Publisher[M]):
+class DelayingPublisher(TwoRingPublisher[M]):
     """A `Publisher` whose `send` takes ``delay`` and ``at``, and tells the store the deadlines.
 
     The first message with such a time makes a second ring and a second flusher, and starts them: who has none pays nothing.
     `flush`, `close` and the counts are about both. Receipts are done when the message is durable, not when it is due.
     """
+
+    _second: _TimedRing[M] | None = None
 
     def __init__(
         self,
@@ -54,7 +57,6 @@ class DelayingPublisher(Publisher[M]):
     ) -> None:
         self._store = store
         self._making = threading.Lock()
-        self._timed: _TimedRing[M] | None = None
         self._forks = FORKS[0]
         super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed, times=times)
 
@@ -69,7 +71,10 @@ class DelayingPublisher(Publisher[M]):
     ) -> Receipt:
         if later is None and (deadline is None or deadline.ttl_s is None):  # the store need not know
             return super()._send_timed(message, key, headers, timeout, later, deadline)
-        return self._ring(later is not None).send_timed(message, key, headers, timeout, later, deadline)
+        ring = self._second
+        if ring is None or self._closing or self._ended is not None or self._forks != FORKS[0] or not ring.delays:
+            ring = self._ring(later is not None)
+        return ring.send_timed(message, key, headers, timeout, later, deadline)
 
     def _ring(self, delayed: bool) -> _TimedRing[M]:
         """The ring of those with a time. Raises DelayNotSupportedError, ClosedError, ForkedHandleError."""
@@ -80,41 +85,21 @@ class DelayingPublisher(Publisher[M]):
                 self._refuse()
             if delayed and not self._magazine.store.keeps_later:
                 raise DelayNotSupportedError(type(self._magazine.store).__name__)
-            if self._timed is None:
-                self._timed = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
-            return self._timed
-
-    def flush(self, timeout: float | None = None) -> None:
-        timed, began_s = self._timed, time.monotonic()
-        if timed is not None:
-            timed.press()
-        super().flush(timeout)
-        if timed is not None:
-            timed.flush(self.left_s(began_s, timeout))
-
-    @property
-    def sent(self) -> int:
-        return super().sent + (0 if self._timed is None else self._timed.sent)
-
-    @property
-    def pending(self) -> int:
-        return super().pending + (0 if self._timed is None else self._timed.pending)
-
-    @property
-    def failed(self) -> int:
-        return super().failed + (0 if self._timed is None else self._timed.failed)
+            if self._second is None:
+                self._second = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
+            return self._second
 
     def close(self, timeout: float | None = None) -> None:
         timeout = None if timeout is None else check_timeout(timeout)
         began_s, refused = time.monotonic(), None
-        if self._timed is not None:
-            self._timed.press()
+        if self._second is not None:
+            self._second._press()
         try:
             super().close(timeout)
         except PublishError as exc:
             refused = exc
         with self._making:  # from now on nobody makes one
-            timed = self._timed
+            timed = self._second
         try:
             if timed is not None:
                 timed.close(self.left_s(began_s, timeout))
@@ -125,7 +110,7 @@ class DelayingPublisher(Publisher[M]):
 
     def end(self) -> bool:
         with self._making:
-            ends, timed = super().end(), self._timed
+            ends, timed = super().end(), self._second
         if timed is None:
             return ends
         timed.end()
@@ -133,8 +118,8 @@ class DelayingPublisher(Publisher[M]):
 
     def give_up(self) -> None:
         super().give_up()
-        if self._timed is not None:
-            self._timed.give_up()
+        if self._second is not None:
+            self._second.give_up()
 
 
 class _NearClock:
@@ -168,21 +153,26 @@ class _SameTimes:
         return reckoned_ms
 
 
-class _Times(NamedTuple):
-    """What messages of one load have in common.
+class _Run:
+    """Messages that lie in the ring one behind the other, and may go together.
 
     Attributes:
         delayed: whether they wait for their time.
         until: when the store retires them, in steps of `_STEP_MS` since 1970; None = it is told nothing.
+        count: how many.
     """
 
-    delayed: bool
-    until: int | None
+    __slots__ = ("count", "delayed", "until")
+
+    def __init__(self, delayed: bool, until: int | None, count: int) -> None:
+        self.delayed = delayed
+        self.until = until
+        self.count = count
 
 
 class _TimedRing(Publisher[M]):
-    """The messages of one publisher that have a time. Its flusher stores what has gathered: with a due time for each, by its id,
-    and together only what the store retires at the same time, since a load has one time to live."""
+    """The messages of one publisher that have a time. Its flusher stores what has gathered: with a due time for each, and
+    together only what the store retires at the same time, since a load has one time to live."""
 
     def __init__(
         self,
@@ -195,10 +185,14 @@ class _TimedRing(Publisher[M]):
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
         self._asked, self._moved = _SameTimes(), _SameTimes()  # by `at`, and by the due time of `_clock`
-        self._dues_ms: dict[str, int] = {}
-        """Id -> due time by `_clock`, of what is delayed and in the ring."""
-        self._runs: deque[tuple[_Times, int]] = deque()
-        """Of what is in the ring, in its order: how many in a row go together."""
+        self.delays = magazine.store.keeps_later
+        """Whether it takes delayed messages."""
+        self._dues_ms: deque[int] = deque()
+        """Due times by `_clock`, of what is delayed and in the ring, in its order."""
+        self._receipts: deque[Receipt] = deque()
+        """Theirs: what goes to several shards is found by its ids."""
+        self._runs: deque[_Run] = deque()
+        """Of what is in the ring, in its order."""
         self._putting = threading.Lock()  # a message is in the ring and in the tables, or in neither
         super().__init__(magazine, settings, on_stored=on_stored, times=times)
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
@@ -212,83 +206,88 @@ class _TimedRing(Publisher[M]):
         later: tuple[Any, Any] | None,
         deadline: Deadline | None,
     ) -> Receipt:
-        due_ms = None if later is None else self._due_ms(*later)
+        due_ms = None if later is None else due_time_ms(self._clock, *later)
+        if due_ms is not None and later is not None and later[1] is not None:
+            with self._putting:
+                due_ms = self._asked.settled_ms(later[1], due_ms)
         until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
-        times = _Times(due_ms is not None, until)
-        until_s, pause_s = time.monotonic() + timeout, _FIRST_PAUSE_S
+        until_s, pause_s = None, _FIRST_PAUSE_S
         while True:
             try:
                 with self._putting:
-                    receipt = self._send_keyed(message, key, headers, 0.0, deadline)
+                    if key is None and headers is None and deadline is None:
+                        receipt = self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", 0.0)
+                    else:
+                        receipt = self._send_keyed(message, key, headers, 0.0, deadline)
                     if due_ms is not None:
-                        self._dues_ms[receipt.id] = due_ms
-                    self._note(times)
+                        self._dues_ms.append(due_ms)
+                        self._receipts.append(receipt)
+                    self._note(due_ms is not None, until)
                     return receipt
             except ChannelFullError:
                 # Not within the lock: the flusher takes it, and makes the room.
                 if not timeout:
                     raise
-                if time.monotonic() >= until_s:
+                now_s = time.monotonic()
+                if until_s is None:
+                    until_s = now_s + timeout
+                if now_s >= until_s:
                     raise self._still_full() from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _due_ms(self, delay: Any, at: Any) -> int:
-        due_ms = due_time_ms(self._clock, delay, at)
-        if at is None:
-            return due_ms
-        with self._putting:
-            return self._asked.settled_ms(at, due_ms)
-
-    def _note(self, times: _Times) -> None:
-        if self._runs and self._runs[-1][0] == times:
-            self._runs[-1] = times, self._runs[-1][1] + 1
-        else:
-            self._runs.append((times, 1))
+    def _note(self, delayed: bool, until: int | None) -> None:
+        if self._runs:
+            last = self._runs[-1]
+            if last.delayed == delayed and last.until == until:
+                last.count += 1
+                return
+        self._runs.append(_Run(delayed, until, 1))
 
     def _most(self) -> int:
         with self._putting:
             # One where there is nothing yet: what comes next may be followed by what it cannot go with.
-            return min(self._runs[0][1], super()._most()) if self._runs else 1
+            return min(self._runs[0].count, super()._most()) if self._runs else 1
 
-    def _taken(self, count: int) -> _Times:
-        """What those that come next have in common; so many are gone from the ring."""
-        times, there = self._runs.popleft()
-        if there > count:
-            self._runs.appendleft((times, there - count))
-        return times
+    def _taken(self, count: int) -> tuple[_Run, list[int], list[Receipt]]:
+        """What those that come next have in common, their due times and receipts; so many are gone from the ring."""
+        run = self._runs[0]
+        run.count -= count
+        if not run.count:
+            self._runs.popleft()
+        if not run.delayed:
+            return run, [], []
+        next_due_ms, next_receipt = self._dues_ms.popleft, self._receipts.popleft
+        return run, [next_due_ms() for _ in range(count)], [next_receipt() for _ in range(count)]
 
     def is_flusher(self, thread: threading.Thread) -> bool:
         """Whether it would wait for itself."""
         return thread is self._flusher
-
-    def press(self) -> None:
-        """Somebody waits: what is there is not kept back."""
-        self._press()
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
         began_s = time.monotonic()
         try:
             with self._putting:
-                times, dues_ms = self._taken(count), None
-                if times.delayed:
-                    dues_ms = [[self._dues_ms.pop(id_text(one)) for one in batch.ids()] for _, batch in batches]
-            ahead_ms = self._ahead_ms() if times.delayed else 0
-            if ahead_ms and dues_ms is not None:
+                run, taken_ms, receipts = self._taken(count)
+            if run.delayed and (ahead_ms := self._ahead_ms()):
                 settled_ms = self._moved.settled_ms
-                dues_ms = [[max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in dues] for dues in dues_ms]
-            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(times))
+                taken_ms = [max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in taken_ms]
+            dues_ms = None
+            if run.delayed:
+                in_order = len(batches) == 1 and not self._rerouting
+                dues_ms = [taken_ms] if in_order else _by_batch(batches, taken_ms, receipts)
+            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(run.until))
         except BaseException as exc:
             self._refused(count, exc)
         else:
             self._settle(count, batches, firsts, began_s)
 
-    def _deadline_of(self, times: _Times) -> Deadline | None:
+    def _deadline_of(self, until: int | None) -> Deadline | None:
         """For the store; each message has its own in its envelope."""
-        if times.until is None:
+        if until is None:
             return None
-        at_ms = times.until * _STEP_MS
+        at_ms = until * _STEP_MS
         return Deadline(at_ms, max(at_ms / 1000 - self._store.wall_s(), LEAST_TTL_S))
 
     def _ahead_ms(self) -> int:
@@ -297,3 +296,12 @@ class _TimedRing(Publisher[M]):
             return 0
         asked_s = time.monotonic()
         return math.ceil((self._store.now_s() - asked_s) * 1000)
+
+
+def _by_batch(
+    batches: Sequence[tuple[int, PackedBatch]], dues_ms: list[int], receipts: Sequence[Receipt]
+) -> list[list[int]]:
+    """The due times of what came out of the ring, which are in its order, for each message of each batch. By the ids, but not
+    by their order: a wall clock that is set back sets them back."""
+    due_ms = dict(zip((one.id for one in receipts), dues_ms, strict=True))
+    return [[due_ms[id_text(one)] for one in batch.ids()] for _, batch in batches]

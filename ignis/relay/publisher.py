@@ -16,8 +16,9 @@ from ignis.magazine import Magazine
 from ignis.message import encode_key
 from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
 from ignis.process_hooks import on_fork
-from ignis.publisher import Publisher, forget_publisher
+from ignis.publisher import forget_publisher
 from ignis.relay.due_times import with_due
+from ignis.two_rings import TwoRingPublisher
 
 __all__ = ["Channels", "ReceiptWatcher", "RelayPublisher"]
 
@@ -49,7 +50,7 @@ class Channels(Protocol):
         """The error for a wait that took too long: RelayAbsentError where no relay runs. ``sent``: it is in the channel."""
 
 
-class RelayPublisher(Publisher[M]):
+class RelayPublisher(TwoRingPublisher[M]):
     """Writes messages into the channel of a relay, which stores them.
 
     It has the calls of `ignis.Publisher`, with these differences.
@@ -62,12 +63,12 @@ class RelayPublisher(Publisher[M]):
     """
 
     tells_stored = False
+    _second: _DelayedPublisher[M] | None = None
     _delays = False
     """Whether its channel is that of delayed messages."""
 
     def __init__(self, magazine: Magazine[M], settings: PublisherSettings, channels: Channels) -> None:
         self._channels = channels
-        self._delayed: _DelayedPublisher[M] | None = None
         self.receipt_timeout_s = channels.settings.timeout_s
         super().__init__(magazine, settings)
         # After the store's own, whose locks the first message in the child needs: the store was there first.
@@ -96,34 +97,16 @@ class RelayPublisher(Publisher[M]):
         if later is None:  # the relay tells the store no deadline: it travels in the envelope alone
             return super()._send_timed(message, key, headers, timeout, later, deadline)
         due_ms = self._channels.due_ms(*later)
-        delayed = self._delayed
+        delayed = self._second
         if delayed is None:
             self._channels.check_delays()
             with self._channels.opening:
                 if self._closing:
                     self._refuse()
-                delayed = self._delayed = self._delayed or _DelayedPublisher(
+                delayed = self._second = self._second or _DelayedPublisher(
                     self._magazine, self._settings, self._channels
                 )
         return delayed.send_due(message, key, headers, timeout, due_ms, deadline)
-
-    def flush(self, timeout: float | None = None) -> None:
-        delayed, began_s = self._delayed, time.monotonic()
-        super().flush(timeout)
-        if delayed is not None:
-            delayed.flush(self.left_s(began_s, timeout))
-
-    @property
-    def sent(self) -> int:
-        return super().sent + (0 if self._delayed is None else self._delayed.sent)
-
-    @property
-    def pending(self) -> int:
-        return super().pending + (0 if self._delayed is None else self._delayed.pending)
-
-    @property
-    def failed(self) -> int:
-        return super().failed + (0 if self._delayed is None else self._delayed.failed)
 
     def _still_full(self) -> WaitTimeoutError:
         text = (
@@ -153,7 +136,7 @@ class RelayPublisher(Publisher[M]):
         self._closing = True
         self._put = self._refuse
         with self._channels.opening:  # from now on nobody makes one
-            delayed = self._delayed
+            delayed = self._second
         try:
             self._close_own(timeout_s)
         finally:
