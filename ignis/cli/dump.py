@@ -246,10 +246,15 @@ def _complaint(done: Loaded) -> int:
     if not done.whole:
         output.warning("the dump has no last line: it was cut short, and what was behind its end is not loaded")
         return exit_codes.ERROR
+    if done.stated > done.read:
+        output.warning(
+            f"the dump says that it has {done.stated:,} message(s), and has {done.read:,}: lines of it are missing or bad"
+        )
+        return exit_codes.ERROR
     if done.changed:
         names = ", ".join(done.changed[:10])
         output.warning(f"others used {names} while the dump was made: messages may be missing in it")
-    return exit_codes.OK
+    return exit_codes.ERROR if done.bad else exit_codes.OK
 
 
 def _report_load(state: State, done: Loaded, *, ended: bool = False) -> None:

@@ -228,7 +228,7 @@ def _set_pause(state: State, name: str, paused: bool) -> int:
     if state.json:
         output.document({"queue": name, "paused": paused})
     else:
-        output.line(f"queue {name} is {'paused: its consumers take nothing more' if paused else 'resumed'}")
+        output.line(f"queue {name} is {'paused: its consumers take nothing more within 5 s' if paused else 'resumed'}")
     return exit_codes.OK
 
 

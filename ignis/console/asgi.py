@@ -68,7 +68,9 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-_UNTOLD = frozenset({"messages", "receipts", "password", "token", "body", "body_text", "body_base64", "headers", "error"})
+_UNTOLD = frozenset(
+    {"messages", "receipts", "password", "token", "body", "body_text", "body_base64", "headers", "error"}
+)
 """What a request says that the audit log does not repeat: contents and secrets."""
 
 

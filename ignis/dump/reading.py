@@ -50,14 +50,15 @@ class Loaded:
     * ``loaded``, ``repeats`` (left out: an earlier load brought their ids), ``expired`` (loaded, and past their time already);
     * ``bad``: lines that were skipped, and ``first_bad`` the first of them, as text;
     * ``line``: everything up to this line is stored; 0 = nothing was read;
-    * ``whole``: the dump's last line was met, and ``stated``, how many messages it says there are.
+    * ``whole``: the dump's last line was met, and ``stated``, how many messages it says there are;
+    * ``read``: how many lines of messages there were, those that were skipped by ``from_line`` too.
     """
 
     def __init__(self) -> None:
         self.loaded = self.repeats = self.expired = self.bad = self.messages = self.line = 0
         self.first_bad: list[str] = []
         self.whole = False
-        self.stated = 0
+        self.stated = self.read = 0
         self.made: list[str] = []
         self.changed: list[str] = []
 
@@ -147,12 +148,14 @@ class Loader:
             self._flush(number - 1)
             self._open(line)
         elif isinstance(line, End):
-            self.done.whole, self.done.stated, self.done.changed = True, line.messages, line.changed
+            self.done.whole, self.done.changed = True, line.changed
+            self.done.stated += line.messages
         else:
             _check_head(line)  # dumps may stand one behind the other
 
     def _take_message(self, number: int, line: MessageLine) -> None:
         self.done.whole = False
+        self.done.read += 1
         target = self._targets.get(line.queue)
         if target is None:
             raise BadLineError(f"no line before it has the settings of queue {shown(line.queue)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from ignis.errors import ConfigError, StoreUnreachableError
 from ignis.private_files import make_directory
 
-__all__ = ["check_file", "check_way", "make_private", "make_way"]
+__all__ = ["as_owner", "check_file", "check_way", "make_private", "make_way"]
 
 _MOST_LINKS = 40
 _EVERY_USER = 4_294_967_295
@@ -129,12 +129,19 @@ def _check_directory(path: str, found: os.stat_result, trusted: Collection[int] 
         )
 
 
+def as_owner(owner: int, path: str | os.PathLike[str]) -> str:
+    """What to do about a place of another user. Root is not told to take it: that shuts out whom it belongs to."""
+    if os.geteuid() == 0:
+        return f"Run as that user (sudo -u '#{owner}')"
+    return f"Run as that user, have root give it away (chown {os.geteuid()} {os.fspath(path)})"
+
+
 def _check_owner(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
     if trusted is not None and found.st_uid not in trusted and not _unmapped(found.st_uid):
         raise ConfigError(
             f"{what} {goal} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its place or "
-            f"in that of what is in it; this process is user {os.geteuid()}. Run as that user, have root give it away "
-            f"(chown {os.geteuid()} {path}), or name a place elsewhere"
+            f"in that of what is in it; this process is user {os.geteuid()}. {as_owner(found.st_uid, path)}, or "
+            "name a place elsewhere"
         )
 
 

@@ -199,7 +199,10 @@ def test_pause_and_resume(run: Run, app: Ignis) -> None:
     queue = app.queue("orders", int)
     queue.handler(seen.append)
     app.start()
-    assert run("queue", "pause", "orders")[:2] == (0, ["queue orders is paused: its consumers take nothing more"])
+    assert run("queue", "pause", "orders")[:2] == (
+        0,
+        ["queue orders is paused: its consumers take nothing more within 5 s"],
+    )
     app.refresh()
     assert queue.consumer is not None
     assert queue.consumer.paused

@@ -215,7 +215,7 @@ def test_every_file_that_a_unit_needs_is_said_where_it_comes_from() -> None:
     wanted = {one for text in UNITS.values() for one in re.findall(r"/etc/ignis/[\w.%-]+", text)}
     assert "/etc/ignis/users.json" in wanted
     for path in wanted:
-        assert path.replace("%i", "shop") in page, path
+        assert path.replace("%i", "shop.tasks") in page, path
 
 
 def test_ports_and_paths_are_those_of_the_program() -> None:

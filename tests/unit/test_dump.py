@@ -207,7 +207,7 @@ def test_a_bad_line_is_named(run: Run, lines: list[str], tmp_path: Path) -> None
     assert "cut short" in err
     code, out, err = run("-u", there, "load", "--skip-bad", "--json", stdin=data)
     told = json.loads(out[0])
-    assert (code, told["loaded"], told["repeats"], told["bad"]) == (0, 2, 2, 1)
+    assert (code, told["loaded"], told["repeats"], told["bad"]) == (1, 2, 2, 1)
     assert "line 5: " in err
 
 
@@ -299,3 +299,13 @@ def test_a_bar_is_shown_at_a_terminal_only(app: Ignis, url: str, tmp_path: Path)
         os.close(ours)
     assert b"dumping" in shown
     assert b"dumped 3,000 message(s)" in shown
+
+
+def test_a_line_that_is_gone_is_missed(run: Run, app: Ignis, url: str, tmp_path: Path) -> None:
+    """By the number in the last line: a dump that lost a line in between loaded with success."""
+    app.queue("gone", bytes).publish_many([b"a", b"b", b"c"])
+    assert run("dump", "gone", "--out", str(tmp_path / "dump"), "-u", url)[0] == 0
+    lines = (tmp_path / "dump").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "less").write_text("".join(lines[:3] + lines[4:]), "utf-8")
+    code, _, err = run("load", str(tmp_path / "less"), "-u", f"embedded://{tmp_path}/new")
+    assert (code, "3 message(s), and has 2" in err) == (1, True)

@@ -233,12 +233,18 @@ def _check_class(path: Path, durability: str) -> ClassReport:
     return report
 
 
+def _unread(name: str, shown: str) -> Problem:
+    if name.startswith("damaged-"):
+        return Problem("aside", shown, "a copy of what was damaged, kept for you; no program reads it", harmless=True)
+    return Problem("stranger", shown, "no file of a log", harmless=True)
+
+
 def _check_file(
     report: ClassReport, path: Path, shown: str, segments: list[Segment], checkpoints: list[Checkpoint]
 ) -> None:
     named = parse_name(path.name)
     if named is None:
-        report.problems.append(Problem("stranger", shown, "no file of a log", harmless=True))
+        report.problems.append(_unread(path.name, shown))
         return
     kind, generation, number = named
     if kind.startswith("tmp-"):

@@ -28,7 +28,7 @@ from ignis.storage.embedded.log_files import (
     parse_name,
 )
 from ignis.storage.os_errors import store_errors
-from ignis.storage.private_directory import check_way, make_way
+from ignis.storage.private_directory import as_owner, check_way, make_way
 
 __all__ = [
     "FORMAT_FILE",
@@ -157,7 +157,7 @@ def check_private(path: Path) -> None:
     if found.st_uid != here:
         raise ConfigError(
             f"store directory {path} belongs to user {found.st_uid}, this process is user {here}: its owner could "
-            f"replace files. Run as that user, have root give it away (chown {here} {path}), or name a directory elsewhere"
+            f"replace files. {as_owner(found.st_uid, path)}, or name a directory elsewhere"
         )
     if found.st_mode & 0o022:
         below = not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX
