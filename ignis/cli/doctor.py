@@ -34,8 +34,8 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     range is kept, the rest is lost; a copy of the directory first costs nothing.
 
     With the URL of a broker or of Aerospike it looks as a client does: whether it answers, the login and its rights, versions,
-    clocks. Room and damage are shown as far as the other side tells them, and whether the ZooKeeper of the settings answers. Nothing is
-    changed.
+    clocks. Room and damage are shown as far as the other side tells them, and whether the ZooKeeper of the settings answers.
+    Nothing is changed.
 
     Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none or it
     does not answer, and 4 while it is open.
