@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ignis._version import __version__
-from ignis.broker.client import requests
-from ignis.broker.client.store import BrokerStore
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file, resolve
 from ignis.errors import PermissionDeniedError, StoreUnreachableError, UnauthenticatedError
 from ignis.leader import Deciders
 from ignis.storage.base import Store
+
+if TYPE_CHECKING:
+    from ignis.broker.client.store import BrokerStore
 
 __all__ = ["Finding", "examine_service"]
 
@@ -69,7 +71,10 @@ def _look(store: Store) -> Iterator[Finding]:
         ("queues", lambda: _queues(store)),
         ("room", lambda: _room(store)),
     ]
-    if isinstance(store, BrokerStore):
+    if store.url.startswith("ignis"):  # its client is an extra
+        from ignis.broker.client.store import BrokerStore
+
+        assert isinstance(store, BrokerStore)
         looks[:0] = [("login", lambda: _login(store)), ("version", lambda: _version(store))]
     if store.asks_clock and store.magazines.keeps_later:  # else it would be compared with itself
         looks.append(("clock", lambda: _clock(store)))
@@ -87,6 +92,8 @@ def _login(store: BrokerStore) -> Iterator[Finding]:
 
 
 def _version(store: BrokerStore) -> Iterator[Finding]:
+    from ignis.broker.client import requests
+
     status = store.calls.ask(requests.node_status())
     version = status["version"]
     if version == __version__:

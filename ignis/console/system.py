@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ignis.broker.client import requests
-from ignis.broker.client.store import BrokerStore
 from ignis.console.call import Call
 from ignis.console.refusals import document_of
 from ignis.console.roles import READ
@@ -62,8 +60,12 @@ def lock(call: Call) -> dict[str, Any]:
 def broker(call: Call) -> dict[str, Any]:
     """The broker behind the URL with its connections, and the brokers of its store. All null where the URL is no broker's."""
     store = call.store
-    if not isinstance(store, BrokerStore):
+    if not store.url.startswith("ignis"):
         return {"broker": None, "brokers": None, "refused": None, "scope": "fleet"}
+    from ignis.broker.client import requests  # an extra
+    from ignis.broker.client.store import BrokerStore
+
+    assert isinstance(store, BrokerStore)
     found: dict[str, Any] = {"broker": None, "brokers": None, "refused": None, "scope": "fleet"}
     try:
         status: dict[str, Any] = store.calls.ask(requests.node_status())

@@ -6,13 +6,14 @@ the same for deaths that it can prove or has to wait out.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.errors import IgnisError, QueueNotFoundError, RecordTooLargeError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
@@ -64,10 +65,12 @@ def recover_owner(store: Store, owner: str, why: str, result: Recovered | None =
 
 def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
     """`recover_owner`, for one queue and everybody in whose name something is claimed there and who is provably dead: for
-    whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these."""
+    whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these.
+
+    On a full store it ends at the first refusal, with StoreFullError: what gives room is the consumer that waits to start."""
     result = Recovered()
     for owner in _dead(store, queue.name):
-        _sideline_held(store, queue, owner, "its worker's process is dead", result)
+        _sideline_held(store, queue, owner, "its worker's process is dead", result, patient=False)
     for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
         result.returned += _return_held(store, queue, owner)
     return result
@@ -97,11 +100,13 @@ def _dead(store: Store, magazine: str) -> list[str]:
         return []
 
 
-def _sideline_held(store: Store, queue: QueueRecord, owner: str, why: str, result: Recovered) -> None:
+def _sideline_held(
+    store: Store, queue: QueueRecord, owner: str, why: str, result: Recovered, *, patient: bool = True
+) -> None:
     """What is claimed in the main magazine goes to the sideline."""
     for shard in range(queue.shards):
         while found := _held(store, queue.name, shard, owner):
-            moved = set_aside(store, queue, found, lambda _: why)
+            moved = set_aside(store, queue, found, lambda _: why, patient=patient)
             result.sidelined += moved
             count_aside(result.aside, queue.name, found, moved)
             if not moved:
@@ -140,6 +145,8 @@ def set_aside(
     found: Sequence[Abandoned],
     why: Callable[[Abandoned], str],
     fence: Fence | None = None,
+    *,
+    patient: bool = True,
 ) -> int:
     """Moves abandoned messages of the main magazine to the sideline; returns how many moved. Durable on return.
 
@@ -148,6 +155,8 @@ def set_aside(
         found: what `MagazineStore.abandoned` gave. Those of a dead owner count one crash more.
         why: what is known of each, for its error.
         fence: the authority, for who needs one.
+        patient: on a full store in ever smaller parts, which may take minutes; else refused after one try, in which some may have
+            moved.
 
     Raises:
         StaleEpochError: nothing moved. StoreFullError: there is no room for any. StoreError.
@@ -166,7 +175,11 @@ def set_aside(
                 took_ms=max(0, now_ms - one.fired_at_ms) if one.fired_at_ms else None,
             )
         items.append(Transfer(one.shard, one.pointer, record, one.shard))
-    return transfer_in_parts(
-        items,
-        lambda part: store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, part, fence=fence),
-    )
+
+    def transfer(part: Sequence[Transfer]) -> int:
+        return store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, part, fence=fence)
+
+    if not patient:
+        with contextlib.suppress(RecordTooLargeError):  # shortened below
+            return transfer(items)
+    return transfer_in_parts(items, transfer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import ignis
 from ignis.control import redelivery
 from ignis.control.redelivery import Recovered, recover_dead, recover_owner
 from ignis.errors import StoreBusyError, StoreFullError
+from ignis.storage.base import Transfer
 from tests.support import eventually, sidelined
 
 
@@ -114,3 +116,26 @@ def test_what_was_moved_before_an_error_is_counted(app: ignis.Ignis, monkeypatch
     with pytest.raises(StoreFullError):
         recover_owner(app.store, "gone", "why", found)
     assert found.aside["first", "abandoned"] == found.sidelined == 3
+
+
+def test_a_start_waits_for_no_room_on_a_full_store(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tried in ever smaller parts for minutes, and the consumer whose acknowledgements give room did not start."""
+    queue = app.queue("jobs", int, shards=1)
+    queue.publish_many(range(10))
+    queue.main.store.fire("jobs", 5, "gone")
+    monkeypatch.setattr(app.store.magazines, "claimants", lambda magazine: {"gone": magazine == "jobs"})
+    asked: list[int] = []
+
+    def full(source: str, target: str, items: Sequence[Transfer], **kwargs: Any) -> int:
+        asked.append(len(items))
+        raise StoreFullError("full")
+
+    monkeypatch.setattr(app.store.magazines, "transfer", full)
+    handled: list[int] = []
+    queue.handler(lambda message: handled.append(message))
+    queue.start()
+    try:
+        eventually(lambda: sorted(handled) == [5, 6, 7, 8, 9])
+        assert asked == [5]
+    finally:
+        queue.stop(10.0)
