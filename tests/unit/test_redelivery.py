@@ -132,7 +132,11 @@ def test_a_start_waits_for_no_room_on_a_full_store(app: ignis.Ignis, monkeypatch
 
     monkeypatch.setattr(app.store.magazines, "transfer", full)
     handled: list[int] = []
-    queue.handler(lambda message: handled.append(message))
+
+    @queue.handler
+    def handle(message: int) -> None:
+        handled.append(message)
+
     queue.start()
     try:
         eventually(lambda: sorted(handled) == [5, 6, 7, 8, 9])
