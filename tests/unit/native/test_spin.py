@@ -20,6 +20,7 @@ from ignis.storage import open_store
 
 WAIT_S = 60.0  # not of tests.support: the sanitized copy has this folder alone
 
+
 def on_board(timeout_s: float) -> None:
     with EventBoard(None, 1) as board:
         board.wait(0, board.sequence(0), timeout_s)
