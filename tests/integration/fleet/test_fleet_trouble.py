@@ -216,7 +216,7 @@ def test_one_that_cannot_be_killed_keeps_nobody_from_ending() -> None:
         assert supervisor._over()
     finally:
         one.popen.wait(WAIT_S)
-        one.link.close()
+        one.close()
 
 
 def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
@@ -241,7 +241,7 @@ def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
         for one in started:
             one.kill()
             one.popen.wait(WAIT_S)
-            one.link.close()
+            one.close()
 
 
 @pytest.mark.parametrize(
