@@ -15,10 +15,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ignis.bench_report import distribution
+from ignis.bench_report.distribution import quantile
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # File systems that keep nothing through a power cut: a "durable" figure taken there would be a lie.
@@ -53,13 +56,6 @@ class Options:
             return (None, None)
         free = sorted(os.sched_getaffinity(0))
         return (free[0], free[1]) if len(free) > 1 else (None, None)
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """The nearest-rank quantile of an ascending sequence: a value that was observed, never an interpolation."""
-    if not ordered:
-        return math.nan
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
@@ -97,7 +93,8 @@ class Sample:
 class Result:
     """Everything measured about one peer in one setting, over all runs.
 
-    ``throughput`` is in messages a second, ``latency_ns`` maps p50, p99, p99.9 and max to nanoseconds. ``problem`` is
+    ``throughput`` is in messages a second, ``latency_ns`` maps p50, p99, p99.9 and max to nanoseconds,
+    ``latency_counts_us`` has the distribution of each run as counts (`ignis.bench_report.distribution`). ``problem`` is
     set when there is nothing to show: the peer is missing or failed.
     """
 
@@ -108,6 +105,7 @@ class Result:
     n: int = 0
     throughput: Sample = field(default_factory=Sample)
     latency_ns: dict[str, Sample] = field(default_factory=dict)
+    latency_counts_us: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
 
@@ -117,8 +115,11 @@ class Result:
 
     def add_latencies(self, values_ns: Iterable[float]) -> None:
         """Takes the observations of one run."""
+        values_ns = list(values_ns)
         for name, value in quantiles(values_ns).items():
             self.latency_ns.setdefault(name, Sample()).add(value)
+        if len(values_ns) > 1:  # a single one, such as a mean over a run, is no distribution
+            self.latency_counts_us.append(distribution.text(distribution.buckets(one / 1e3 for one in values_ns)))
 
     def latency(self, name: str) -> float:
         sample = self.latency_ns.get(name)
@@ -204,6 +205,8 @@ class Recorder:
                 line["throughput_per_s"] = result.throughput.as_json()
             for name, sample in result.latency_ns.items():
                 line[f"{name}_ns"] = sample.as_json()
+            if result.latency_counts_us:
+                line["latency_counts_us"] = result.latency_counts_us
         line.update(result.extra)
         line["parameters"] = {"size_bytes": self.options.size_bytes, **result.parameters}
         line["pinned_cores"] = [core for core in self.options.cores if core is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from html import escape
@@ -12,9 +13,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ignis.bench_report import distribution
 from ignis.bench_report.table import QUANTILES, Series
 
-__all__ = ["latencies", "rates"]
+__all__ = ["distributions", "latencies", "rates"]
 
 _INK = "#010203"
 """Stands for the colour of the page's text, which differs by light and dark."""
@@ -25,6 +27,8 @@ _STYLE: dict[Any, Any] = {
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
+_LINES = ("-", "-.", ":")
+"""Where there are more curves than colours."""
 _numbers = itertools.count(1)
 
 
@@ -43,7 +47,8 @@ def rates(found: Sequence[Series], title: str) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.locator_params(axis="x", nbins=5)
         return _svg(
-            figure, f"{title}: median of the rounds in messages per second, with the slowest and the fastest round"
+            figure,
+            f"{title}: messages per second, bars to the median of the rounds, lines from the slowest to the fastest round",
         )
 
 
@@ -56,9 +61,15 @@ def latencies(found: Sequence[Series], title: str) -> str:
             names = [name for name in QUANTILES if name in one.latencies_us]
             places = range(len(QUANTILES))
             at = [places[list(QUANTILES).index(name)] for name in names]
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour, line = _look(number)
             axes.plot(
-                at, [one.latency_us(name) for name in names], marker="o", markersize=4, color=colour, label=one.peer
+                at,
+                [one.latency_us(name) for name in names],
+                line,
+                marker="o",
+                markersize=4,
+                color=colour,
+                label=one.peer,
             )
             low, high = ([pick(one.latencies_us[name]) for name in names] for pick in (min, max))
             axes.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
@@ -69,6 +80,45 @@ def latencies(found: Sequence[Series], title: str) -> str:
         axes.grid(visible=True, axis="y", alpha=0.25, color=_INK)
         axes.legend(frameon=False)
         return _svg(figure, f"{title}: time of one call in microseconds by percentile, median and range of the rounds")
+
+
+def distributions(found: Sequence[Series], before: Sequence[Series], title: str) -> str:
+    """The share of calls that took no longer, over a logarithmic axis of time: one curve each, that of the run before dashed."""
+    colours = {one.key: _look(number) for number, one in enumerate(found)}
+    says = []
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        for one, label, is_before in [(one, one.peer, False) for one in found] + [
+            (one, f"{one.peer}, the run before", True) for one in before
+        ]:
+            colour, line = colours[one.key]
+            at, shares = distribution.shares(one.counts)
+            width = 1.2 if is_before else 1.8
+            axes.step(
+                at, [100 * share for share in shares], "--" if is_before else line,
+                where="post", color=colour, linewidth=width, label=label,
+            )  # fmt: skip
+            half, most = (at[next(i for i, share in enumerate(shares) if share >= q)] for q in (0.5, 0.99))
+            says.append(f"{label}: half within {_plain(half)}, 99 % within {_plain(most)}")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.set_ylim(0, 102)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+        axes.set_xlabel("microseconds of one call, logarithmic")
+        axes.set_ylabel("share of calls that took no longer")
+        axes.grid(visible=True, alpha=0.25, color=_INK)
+        axes.legend(frameon=False, loc="lower right", fontsize=8)
+        return _svg(figure, f"{title}: distribution of the time of one call, in microseconds. {'; '.join(says)}")
+
+
+def _plain(value: float) -> str:
+    """Three digits, never an exponent."""
+    return f"{value:.3g}" if value < 1_000 else f"{round(value, 2 - math.floor(math.log10(value))):,.0f}"
+
+
+def _look(number: int) -> tuple[str, str]:
+    return _COLOURS[number % len(_COLOURS)], _LINES[number // len(_COLOURS) % len(_LINES)]
 
 
 def _svg(figure: Figure, says: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from ignis.bench_report import charts
-from ignis.bench_report.table import MACHINE, Series, compare, series
+from ignis.bench_report import charts, distribution
+from ignis.bench_report.table import MACHINE, Series, compare, median_of, series
 
 __all__ = ["LOOKED_FOR", "page", "write"]
 
@@ -18,6 +19,16 @@ _FACTS = {
     "started_at_utc": "begun (UTC)", "ignis_version": "ignis", "python": "Python", "kernel": "kernel", "cpu": "processor",
     "cores": "cores", "file_system": "file system",
 }  # fmt: skip
+_WHICH = (
+    "<p>A rate is the median of the rates of its rounds, a percentile the median of the percentiles of its rounds; the column "
+    "<em>figures are</em> says of how many. The median of two rounds is their mean. No figure is that of the best round.</p>"
+)
+_OF_ROUNDS = "Messages per second: the bar ends at the median of the rounds, the line goes from the slowest to the fastest round."
+_BY_PERCENTILE = "Time of one call by percentile: the median of the rounds, the band from the lowest to the highest."
+_DISTRIBUTION = (
+    "Distribution of the time of one call, all rounds together, on a logarithmic axis. Dashed: the run before. The table has "
+    "the same in figures."
+)
 _CSS = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #57606a; --line: #d0d7de; --bad: #b3261e }
 @media (prefers-color-scheme: dark) {
@@ -27,7 +38,7 @@ body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, s
 body { margin: 0 auto; max-width: 60rem; padding: 1rem }
 h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem } p, figcaption { color: var(--faint) }
 figure { margin: 1rem 0 } svg { height: auto; max-width: 100%; width: 40rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse }
+.scroll { margin: 1rem 0; overflow-x: auto } table { border-collapse: collapse }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
 td.n { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap }
 .slower { color: var(--bad); font-weight: 700 }
@@ -38,28 +49,32 @@ def page(
     rows: Sequence[Mapping[str, str]], before: Sequence[Mapping[str, str]], name: str, before_name: str = ""
 ) -> str:
     """The page about the run ``rows``, stored as ``name``, beside the run ``before``, if there was one."""
-    found = series(rows)
+    found, earlier = series(rows), series(before)
     parts = [
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>ignis bench: {escape(rows[0]['started_at_utc'])}</title><style>{_CSS}</style></head><body><main>",
         "<h1>ignis bench</h1>",
-        f"<p>Every figure is the median of its rounds, with the slowest and the fastest. They are those of {escape(name)}.</p>",
+        _WHICH,
+        f"<p>The run is {escape(name)}.</p>",
         _table("The machine", ("what", "is"), [(label, rows[0][key]) for key, label in _FACTS.items()]),
-        *_since(rows, found, before, before_name),
+        *_since(rows, found, earlier, before, before_name),
     ]  # fmt: skip
     settings = list(dict.fromkeys(one.setting for one in found))
     for setting in settings:
-        parts += _measurement([one for one in found if one.setting == setting])
+        shown = [one for one in found if one.setting == setting]
+        keys = {one.key for one in shown if one.counts}
+        parts += _measurement(shown, [one for one in earlier if one.counts and one.key in keys])
     parts += [*_missing(found), "</main></body></html>"]
     return "\n".join(parts) + "\n"
 
 
 def _since(
-    rows: Sequence[Mapping[str, str]], found: Sequence[Series], before: Sequence[Mapping[str, str]], before_name: str
-) -> Iterable[str]:
+    rows: Sequence[Mapping[str, str]], found: Sequence[Series], earlier: Sequence[Series],
+    before: Sequence[Mapping[str, str]], before_name: str,
+) -> Iterable[str]:  # fmt: skip
     yield "<h2>Since the run before</h2>"
-    changes = compare(found, series(before))
+    changes = compare(found, earlier)
     if not changes:
         yield "<p>There is no run before this one with the same measurements.</p>"
         return
@@ -74,11 +89,13 @@ def _since(
         for one in changes
     ]  # fmt: skip
     yield _table(
-        f"Beside {before_name}", ("measurement", "before, per s", "now, per s", "now / before", "verdict"), cells
+        f"Beside {before_name}: medians of the rounds",
+        ("measurement", "before, per s", "now, per s", "now / before", "verdict"),
+        cells,
     )
 
 
-def _measurement(found: Sequence[Series]) -> Iterable[str]:
+def _measurement(found: Sequence[Series], before: Sequence[Series]) -> Iterable[str]:
     first = found[0]
     title = first.measurement
     yield f"<h2>{escape(title)}</h2>"
@@ -86,15 +103,26 @@ def _measurement(found: Sequence[Series]) -> Iterable[str]:
     facts += [f"durability {first.durability}"] if first.durability else []
     facts += [f"{first.workers} worker thread(s)"] if first.workers else []
     yield f"<p>{escape(', '.join(facts))}.</p>"
+    yield from (
+        f"<p>Messages: {escape(note)}.</p>" for note in dict.fromkeys(note for one in found for note in one.notes)
+    )
     ours = max((one.median for one in found if one.is_ignis and one.rates), default=math.nan)
     if any(one.rates for one in found):
-        yield f"<figure>{charts.rates(found, title)}<figcaption>Messages per second.</figcaption></figure>"
+        yield f"<figure>{charts.rates(found, title)}<figcaption>{_OF_ROUNDS}</figcaption></figure>"
     timed = [one for one in found if one.latencies_us]
     if timed:
-        yield f"<figure>{charts.latencies(timed, title)}<figcaption>One call, by percentile.</figcaption></figure>"
+        yield f"<figure>{charts.latencies(timed, title)}<figcaption>{_BY_PERCENTILE}</figcaption></figure>"
+    spread = [one for one in found if one.counts]
+    if spread:
+        chart = charts.distributions(spread, before, title)
+        yield f"<figure>{chart}<figcaption>{_DISTRIBUTION}</figcaption></figure>"
+        yield _distribution(spread, before, title)
+    unknown = [one.peer for one in timed if not one.counts]
+    if unknown:
+        yield f"<p>Only percentiles are known of {escape(', '.join(unknown))}: no distribution.</p>"
     cells = [
         (
-            one.peer, _number(one.median), _spread(one), str(len(one.rates)) if one.rates else "-",
+            one.peer, _number(one.median), _spread(one), median_of(one.rounds) if one.rounds else "-",
             f"{ours / one.median:.2f}" if one.rates and not math.isnan(ours) else "-",
             _number(one.latency_us("p50"), 1), _number(one.latency_us("p99"), 1), one.problem or "",
         )
@@ -102,9 +130,36 @@ def _measurement(found: Sequence[Series]) -> Iterable[str]:
     ]  # fmt: skip
     yield _table(
         f"Figures of: {title}",
-        ("peer", "median per s", "range per s", "rounds", "ignis / peer", "p50 µs", "p99 µs", "problem"),
+        ("peer", "per s", "slowest to fastest per s", "figures are", "ignis / peer", "p50 µs", "p99 µs", "problem"),
         cells,
     )
+
+
+def _distribution(found: Sequence[Series], before: Sequence[Series], title: str) -> str:
+    """What the curves show, for who does not see them."""
+    shown = [(one.peer, one) for one in found] + [(f"{one.peer}, the run before", one) for one in before]
+    powers = distribution.decades([one.counts for _, one in shown])
+    cells = [
+        (label, f"{sum(one.counts.values()):,}", *(_share(distribution.share_within(one.counts, at)) for at in powers))
+        for label, one in shown
+    ]
+    return _table(
+        f"Share of the calls that took at most so long: {title}",
+        ("peer", "calls", *(_power(at) for at in powers)),
+        cells,
+    )
+
+
+def _power(decade: int) -> str:
+    value, unit = (10.0**decade, "µs") if decade < 3 else (10.0 ** (decade - 3), "ms")
+    return f"{value:,g} {unit}" if decade < 6 else f"{10 ** (decade - 6):,} s"
+
+
+def _share(share: float) -> str:
+    """Never 100 % where one took longer, never 0 % where one did not."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    return f"{min(99.99, max(0.01, 100 * share)):.2f}%"
 
 
 def _missing(found: Sequence[Series]) -> Iterable[str]:
@@ -135,7 +190,7 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
 def _cell(text: str) -> str:
     if text == "slower":
         return '<td class="slower">slower</td>'
-    numeric = text[:1].isdigit() and text.replace(",", "").replace(".", "").replace(" to ", "").isdigit()
+    numeric = text[:1].isdigit() and re.sub(r"[,.]|%$| to ", "", text).isdigit()
     return f'<td class="n">{text}</td>' if numeric else f"<td>{escape(text)}</td>"
 
 

@@ -6,10 +6,12 @@ import csv
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ignis.bench_report import distribution
 from ignis.errors import ConfigError
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Series",
     "compare",
     "earlier",
+    "median_of",
     "peer_rows",
     "read",
     "series",
@@ -35,8 +38,10 @@ MACHINE = ("started_at_utc", "ignis_version", "python", "kernel", "cpu", "cores"
 SETTING = ("measurement", "durability", "size_bytes", "workers")
 COLUMNS = (
     "schema", *MACHINE, *SETTING, "peer", "round", "messages", "duration_s", "throughput_per_s",
-    *(f"latency_{name}_us" for name in QUANTILES), "problem",
+    *(f"latency_{name}_us" for name in QUANTILES), "problem", "note", "latency_counts_us",
 )  # fmt: skip
+_ADDED = ("note", "latency_counts_us")
+"""Columns that the first runs of this schema have not; empty there."""
 Row = Mapping[str, str]
 _APART = 0.1
 """Medians that differ by less are never called a change."""
@@ -53,6 +58,9 @@ class Series(NamedTuple):
     rates: tuple[float, ...]
     latencies_us: Mapping[str, tuple[float, ...]]
     problem: str
+    notes: tuple[str, ...] = ()
+    counts: Mapping[int, int] = {}
+    """The times of the calls of all rounds, see `distribution`; empty where only percentiles are known."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -73,6 +81,19 @@ class Series(NamedTuple):
     def latency_us(self, name: str) -> float:
         values = self.latencies_us.get(name, ())
         return statistics.median(values) if values else math.nan
+
+    @property
+    def rounds(self) -> int:
+        return len(self.rates) or max(map(len, self.latencies_us.values()), default=0)
+
+
+def median_of(rounds: int) -> str:
+    """What the median of so many rounds is called, so that nobody has to guess."""
+    if rounds <= 1:
+        return "one round"
+    if rounds == 2:
+        return "mean of 2 rounds"
+    return f"median of {rounds} rounds" + ("" if rounds % 2 else ", the mean of the two in the middle")
 
 
 class Change(NamedTuple):
@@ -110,7 +131,11 @@ def read(path: Path) -> list[dict[str, str]]:
             reader = csv.DictReader(file)
             rows = list(reader)
             columns = tuple(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+            if columns == tuple(one for one in COLUMNS if one not in _ADDED):
+                columns, rows = COLUMNS, [{**row, **dict.fromkeys(_ADDED, "")} for row in rows]
+            for row in rows:
+                distribution.counted(row.get("latency_counts_us") or "")
+    except (OSError, ValueError, csv.Error) as exc:
         raise ConfigError(f"{path} cannot be read as a run of the bench: {exc}") from exc
     if columns != COLUMNS or any(row["schema"] != str(SCHEMA) or None in row.values() for row in rows):
         raise ConfigError(f"{path} is no run of the bench of schema {SCHEMA}; move it elsewhere")
@@ -131,7 +156,13 @@ def series(rows: Sequence[Row]) -> list[Series]:
         }
         rates = tuple(float(row["throughput_per_s"]) for row in group if row["throughput_per_s"])
         problem = next((row["problem"] for row in group if row["problem"]), "")
-        made.append(Series(measurement, durability, size_bytes, workers, peer, rates, latencies, problem))
+        notes = tuple(dict.fromkeys(row["note"] for row in group if row["note"]))
+        counts: Counter[int] = Counter()
+        for row in group:
+            counts += distribution.counted(row["latency_counts_us"])
+        made.append(
+            Series(measurement, durability, size_bytes, workers, peer, rates, latencies, problem, notes, counts)
+        )
     return made
 
 
@@ -184,6 +215,7 @@ def _rows_of(line: Mapping[str, Any], machine: Mapping[str, object]) -> list[dic
     latencies = {
         name: line[f"{key}_ns"]["runs"] for name in QUANTILES if f"{(key := name.replace('_', '.'))}_ns" in line
     }
+    counts = line.get("latency_counts_us", [])
     count = max([len(rates), *map(len, latencies.values())], default=0)
     return [
         {
@@ -192,6 +224,7 @@ def _rows_of(line: Mapping[str, Any], machine: Mapping[str, object]) -> list[dic
             "messages": line.get("n", ""),
             "throughput_per_s": rates[index] if index < len(rates) else "",
             **{f"latency_{name}_us": runs[index] / 1e3 for name, runs in latencies.items() if index < len(runs)},
+            "latency_counts_us": counts[index] if index < len(counts) else "",
         }
         for index in range(count)
     ]

@@ -7,6 +7,7 @@ import platform
 import shutil
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import click
 
 from ignis._version import __version__
 from ignis.app import Ignis
-from ignis.bench_report.table import QUANTILES
+from ignis.bench_report import distribution
+from ignis.bench_report.table import QUANTILES, median_of
 from ignis.cli import exit_codes, output
 from ignis.cli.bench_report import check_report, write_report
 from ignis.cli.state import State, common_options, pass_state
@@ -25,12 +27,19 @@ from ignis.queue import Queue
 __all__ = ["bench"]
 
 _ONE_BY_ONE_S = 1.0
+_MOST_ONE_BY_ONE = 20_000
 _DRAIN_TIMEOUT_S = 600.0
 VOLATILE_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 
 
 @click.command()
-@click.option("--messages", default=100_000, show_default=True, type=click.IntRange(100, 50_000_000), help="How many.")
+@click.option(
+    "--messages",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(100, 50_000_000),
+    help="How many; of some measurements fewer or more, which is said.",
+)
 @click.option("--size", default=100, show_default=True, type=click.IntRange(1, 1 << 20), help="Bytes of a message.")
 @click.option(
     "--durability",
@@ -86,7 +95,7 @@ def bench(
         rounds = [_measure(place / str(number), messages, size, durability, workers) for number in range(count)]
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    results = rounds[0] if len(rounds) == 1 else _medians(rounds)
+    results = _medians(rounds)
     environment: dict[str, Any] = {
         "version": __version__,
         "python": platform.python_version(),
@@ -98,6 +107,7 @@ def bench(
         "messages": messages,
         "workers": workers,
         "runs": len(rounds),
+        "figures": median_of(len(rounds)),
     }
     if report is not None:
         environment["report"] = str(write_report(report, environment, rounds, peers))
@@ -109,7 +119,7 @@ def bench(
             one["what"],
             output.number(one["messages"]),
             output.age(one["seconds"]),
-            output.rate(one["messages"], one["seconds"]),
+            output.NONE if one["per_s"] is None else f"{one['per_s']:,.0f}/s",
             _call(one),
         ]
         for one in results
@@ -117,20 +127,35 @@ def bench(
     if report is not None:
         click.echo(f"the page: {environment['report']}")
     title = f"{size} bytes a message, durability {durability}, {file_system}, Python {environment['python']}"
-    output.table(
-        ["what", "messages", "time", "rate", "one call p50 / p99"],
-        rows,
-        title=title,
-        right=["messages", "time", "rate", "one call p50 / p99"],
-    )
+    columns = ["what", "messages", "time", "rate", "one call p50 / p99"]
+    output.table(columns, rows, title=title, right=columns[1:])
+    output.remark(f"every figure is {'of' if len(rounds) == 1 else 'the'} {environment['figures']}, as in a report")
+    for one in results:
+        if one["note"]:
+            output.remark(f"{one['what']}: {one['note']}")
     return exit_codes.OK
 
 
 def _medians(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each measurement the round whose speed is the median."""
-    return [
-        sorted(same, key=lambda one: float(one["per_s"] or 0.0))[len(rounds) // 2] for same in zip(*rounds, strict=True)
-    ]
+    """Of each figure of each measurement the median of the rounds: what the report shows, too."""
+    return [_median(same) for same in zip(*rounds, strict=True)]
+
+
+def _median(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rates = [one["per_s"] for one in same if one["per_s"] is not None]
+    found: dict[str, Any] = {
+        "what": same[0]["what"],
+        "messages": round(statistics.median(one["messages"] for one in same)),
+        "seconds": statistics.median(one["seconds"] for one in same),
+        "per_s": statistics.median(rates) if rates else None,
+        "per_s_of_rounds": rates,
+        "note": next((one["note"] for one in same if one["note"]), ""),
+    }
+    timed = [one["quantiles_s"] for one in same if "quantiles_s" in one]
+    if timed:
+        found["quantiles_s"] = {name: statistics.median(one[name] for one in timed) for name in QUANTILES}
+        found["p50_s"], found["p99_s"] = found["quantiles_s"]["p50"], found["quantiles_s"]["p99"]
+    return found
 
 
 def _measure(place: Path, messages: int, size: int, durability: str, workers: int) -> list[dict[str, Any]]:
@@ -144,13 +169,13 @@ def _measure(place: Path, messages: int, size: int, durability: str, workers: in
         for queue in (single, bulk):
             queue.handler(concurrency=workers)(handled)
             queue.open()
-        results = [
-            _one_by_one(single, body, min(messages, 20_000)),
-            _many(bulk, body, messages),
-            _buffered(bulk, body, messages),
-        ]
-        results.append(_drain(app, single, handled, results[0]["messages"], "drain, published one at a time"))
-        results.append(_drain(app, bulk, handled, 2 * messages, "drain, published in bulk"))
+        alone = _one_by_one(single, body, messages)
+        results = [alone, _many(bulk, body, messages), _buffered(bulk, body, messages)]
+        drained = _drain(app, single, handled, alone["messages"], "drain, published one at a time")
+        note = f"fewer than the {messages:,} that were asked for: those that were published one at a time"
+        results.append({**drained, "note": note if alone["messages"] < messages else ""})
+        note = f"more than the {messages:,} that were asked for: so many of publish_many, and so many of the publisher"
+        results.append({**_drain(app, bulk, handled, 2 * messages, "drain, published in bulk"), "note": note})
         return results
 
 
@@ -165,15 +190,20 @@ class _Counter:
         self.calls.append(None)
 
 
-def _one_by_one(queue: Queue[bytes], body: bytes, most: int) -> dict[str, Any]:
+def _one_by_one(queue: Queue[bytes], body: bytes, messages: int) -> dict[str, Any]:
     calls: list[float] = []
     clock = time.perf_counter
+    most = min(messages, _MOST_ONE_BY_ONE)
     began = clock()
     while len(calls) < most and clock() - began < _ONE_BY_ONE_S:
         start = clock()
         queue.publish(body)
         calls.append(clock() - start)
-    return _result("publish, one at a time", len(calls), clock() - began, calls)
+    result = _result("publish, one at a time", len(calls), clock() - began, calls)
+    if len(calls) < messages:
+        bound = f"{_MOST_ONE_BY_ONE:,} of these" if len(calls) == most else f"{_ONE_BY_ONE_S:g} s of these"
+        result["note"] = f"fewer than the {messages:,} that were asked for: {bound} are enough"
+    return result
 
 
 def _many(queue: Queue[bytes], body: bytes, messages: int) -> dict[str, Any]:
@@ -225,13 +255,12 @@ def _result(what: str, messages: int, seconds: float, calls: list[float] | None 
         "messages": messages,
         "seconds": seconds,
         "per_s": messages / seconds if seconds else None,
+        "note": "",
     }
     if calls and len(calls) > 1:
-        out["p50_s"] = statistics.median(calls)
-        out["p99_s"] = statistics.quantiles(calls, n=100)[98]
         ordered = sorted(calls)
-        last = len(ordered) - 1
-        out["quantiles_s"] = {name: ordered[min(last, int(q * len(ordered)))] for name, q in QUANTILES.items()}
+        out["quantiles_s"] = {name: distribution.quantile(ordered, q) for name, q in QUANTILES.items()}
+        out["counts_us"] = distribution.text(distribution.buckets(one * 1e6 for one in calls))
     return out
 
 

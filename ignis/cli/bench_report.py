@@ -58,6 +58,8 @@ def write_report(
             "duration_s": one["seconds"],
             "throughput_per_s": one["per_s"],
             **{f"latency_{name}_us": value * 1e6 for name, value in one.get("quantiles_s", {}).items()},
+            "note": one.get("note", ""),
+            "latency_counts_us": one.get("counts_us", ""),
         }
         for number, results in enumerate(rounds, 1)
         for one in results

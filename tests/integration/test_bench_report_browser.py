@@ -30,6 +30,7 @@ def rows(factor: float) -> list[dict[str, object]]:
             "durability": "sync", "size_bytes": 100, "workers": 1, "peer": peer, "round": number, "messages": 10,
             "throughput_per_s": factor * (1_000_000 + number),
             **{f"latency_{name}_us": 1 + q for name, q in table.QUANTILES.items()},
+            "latency_counts_us": "1.122:90 1.259:9 1000:1",
         }
         for what in ("publish", "drain")
         for peer in ("ignis", "redis lists")
@@ -55,7 +56,7 @@ def test_axe_finds_nothing_and_it_fits_a_phone(scheme: str, tmp_path: Path) -> N
             shown.on("request", lambda one: asked.append(one.url))
             shown.on("console", lambda one: errors.append(one.text))
             shown.goto((tmp_path / "index.html").as_uri())
-            assert shown.locator("svg").count() == 4
+            assert shown.locator("svg").count() == 6
             assert shown.locator("td.slower").count() == 4
             assert shown.evaluate("document.documentElement.scrollWidth") <= 360
             ink = shown.evaluate("getComputedStyle(document.querySelector('svg text')).fill")

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="no matplotlib: the extra report has it")
 
-from ignis.bench_report import table
+from ignis.bench_report import distribution, table
 from ignis.bench_report.page import LOOKED_FOR, page
 from ignis.cli import main
 from ignis.errors import ConfigError
@@ -67,7 +67,8 @@ def test_the_page_is_valid_and_asks_for_nothing_from_elsewhere(tmp_path: Path) -
     assert {"".join(one) for one in used} <= set(ids)
     assert "prefers-color-scheme: dark" in text
     assert "width=device-width" in text
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 2, "of percentiles alone there is no distribution"
+    assert "Only percentiles are known of ignis, redis &lt;lists&gt;" in text
     said = "".join(tree.itertext())
     assert "A <processor> & more" in said
     assert "nats: not there" in said
@@ -83,11 +84,100 @@ def test_every_figure_of_the_page_is_that_of_the_csv(tmp_path: Path) -> None:
         rates = [float(row["throughput_per_s"]) for row in mine]
         p50, p99 = (statistics.median(float(row[f"latency_{name}_us"]) for row in mine) for name in ("p50", "p99"))
         assert [
-            peer, f"{statistics.median(rates):,.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}", "3",
+            peer, f"{statistics.median(rates):,.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}", "median of 3 rounds",
             f"{100 / statistics.median(rates):.2f}", f"{p50:,.1f}", f"{p99:,.1f}", "",
         ] in shown  # fmt: skip
     for name, value in (("kernel", "Linux 6.1"), ("cores", "2"), ("file system", "ext4")):
         assert [name, value] in shown
+
+
+def timed(peer: str, number: int, *calls_us: float) -> dict[str, object]:
+    counts = distribution.text(distribution.buckets(calls_us))
+    return {**rows({peer: (100.0,)})[0], "round": number, "latency_counts_us": counts}
+
+
+def test_the_distribution_is_that_of_all_calls_of_the_run_of_the_peers_and_of_the_run_before(tmp_path: Path) -> None:
+    now = [timed("ignis", 1, 2, 3, 90, 90), timed("ignis", 2, 5, 8, 80, 2_000), timed("<redis>", 1, 99.9, 100, 100.1)]
+    before = stored(tmp_path / "run-1.csv", [timed("ignis", 1, *[20.0] * 9_999, 70_000.0), timed("gone", 1, 1, 1)])
+    text = page(stored(tmp_path / "run-2.csv", now), before, "run-2.csv", "run-1.csv")
+    tree = parsed(text)
+    shown = cells(tree)
+    assert ["peer", "calls", "10 µs", "100 µs", "1 ms", "10 ms", "100 ms"] in shown
+    assert ["ignis", "8", "50.00%", "87.50%", "87.50%", "100%", "100%"] in shown
+    assert ["<redis>", "3", "0%", "66.67%", "100%", "100%", "100%"] in shown
+    # What is not quite all is not called all.
+    assert ["ignis, the run before", "10,000", "0%", "99.99%", "99.99%", "99.99%", "100%"] in shown
+    assert not any(row[0].startswith("gone") for row in shown)
+    (chart,) = (one for one in tree.iter() if "distribution" in one.get("aria-label", ""))
+    assert "ignis: half within 8.91, 99 % within 2,240" in chart.get("aria-label")
+    drawn = ["".join(one.itertext()).strip() for one in chart.iter() if str(one.tag).endswith("text")]
+    assert {"ignis", "<redis>", "ignis, the run before"} <= set(drawn)
+    assert any("logarithmic" in one for one in drawn)
+
+
+def test_the_buckets_hold_what_they_say() -> None:
+    for value in (0.001, 0.5, 1.0, 9.99, 10.0, 10.01, 123.4, 1_000.0, 7e7):
+        ((bucket, count),) = distribution.buckets([value]).items()
+        assert count == 1
+        assert distribution.bound_us(bucket - 1) < value * (1 + 1e-9)
+        assert value <= distribution.bound_us(bucket) * (1 + 1e-9)
+    some = distribution.buckets([0.0, 1, 1, 2, 30_000])
+    assert distribution.counted(distribution.text(some)) == some
+    assert distribution.counted("") == {}
+    for wrong in ("12", "a:1", "1:x", "-1:2"):
+        with pytest.raises(ValueError, match=r"invalid literal|could not convert|math domain|positive"):
+            distribution.counted(wrong)
+    assert distribution.shares(distribution.buckets([1, 1, 10, 10]))[1] == [0.0, 0.5, 1.0]
+
+
+def test_a_run_of_the_first_columns_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "run-1.csv"
+    table.write(path, rows())
+    old = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
+    assert old[0].endswith(",problem")
+    path.write_text("\n".join(old) + "\n")
+    assert table.series(table.read(path))[0].rates == RATES["ignis"]
+    table.write(path, [{**rows()[0], "latency_counts_us": "12"}])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        table.read(path)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        (1, "one round"),
+        (2, "mean of 2 rounds"),
+        (3, "median of 3 rounds"),
+        (4, "median of 4 rounds, the mean of the two in the middle"),
+    ],
+)
+def test_the_terminal_and_the_page_show_the_same_figure_and_say_which(
+    rounds: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    call = ["bench", "--messages", "300", "--durability", "none", "--dir", str(tmp_path), "--report", str(out)]
+    assert main([*call, "--runs", str(rounds)]) == 0
+    terminal = capsys.readouterr()
+    assert said in terminal.err
+    shown = cells(parsed((out / "index.html").read_text("utf-8")))
+    rates = re.findall(r"([\d,]+)/s", terminal.out)
+    assert len(rates) == 5
+    assert rates == [row[1] for row in shown if row[0] == "ignis" and row[3:4] == [said]]
+
+
+def test_fewer_and_more_messages_than_asked_for_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    call = ["bench", "--durability", "none", "--dir", str(tmp_path), "--report", str(out), "--runs", "1"]
+    assert main([*call, "--messages", "300"]) == 0
+    err = capsys.readouterr().err
+    more = "more than the 300 that were asked for"
+    assert f"drain, published in bulk: {more}" in err
+    assert more in (out / "index.html").read_text("utf-8")
+    assert main([*call, "--messages", "20001", "--json"]) == 0
+    for one in json.loads(capsys.readouterr().out)["results"]:
+        fewer, bulk = one["messages"] < 20_001, one["messages"] > 20_001
+        assert ("fewer than the 20,001" in one["note"]) == fewer == ("one at a time" in one["what"])
+        assert ("more than the 20,001" in one["note"]) == bulk == ("bulk" in one["what"])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +215,7 @@ def test_what_is_no_run_of_this_schema_is_refused(tmp_path: Path) -> None:
 def test_units_stand_in_the_names_of_the_columns() -> None:
     unitless = {
         "schema", "ignis_version", "python", "kernel", "cpu", "cores", "file_system", "measurement", "durability", "workers",
-        "peer", "round", "messages", "problem",
+        "peer", "round", "messages", "problem", "note",
     }  # fmt: skip
     assert all(one.endswith(("_utc", "_bytes", "_s", "_per_s", "_us")) for one in set(table.COLUMNS) - unitless)
 
@@ -138,6 +228,9 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path, capsys: pytest
     recorder.write(
         "store", Result("redis", "sync", n=10, throughput=Sample([7.0, 9.0]), latency_ns={"p99.9": Sample([5e3, 6e3])})
     )
+    calls = Result("nats", "sync")
+    calls.add_latencies([1_000.0, 20_000.0, 20_000.0])
+    recorder.write("latency", calls)
     recorder.write("store", Result("rabbitmq", "sync", problem="a traceback\nno server found"))
     capsys.readouterr()
     out = tmp_path / "out"
@@ -153,6 +246,11 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path, capsys: pytest
     redis = next(one for one in found.values() if one.peer == "redis")
     assert redis.rates == (7.0, 9.0)
     assert redis.latencies_us == {"p99_9": (5.0, 6.0)}
+    nats = next(one for one in found.values() if one.peer == "nats")
+    assert nats.counts == distribution.buckets([1.0, 20.0, 20.0])
+    with first.open() as file:
+        alone = [int(row["messages"]) for row in csv.DictReader(file) if row["measurement"] == "publish, one at a time"]
+    assert sum(found["publish, one at a time", "ignis"].counts.values()) == sum(alone)
     text = (out / "index.html").read_text("utf-8")
     parsed(text)
     assert "rabbitmq: no server found" in text

@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
     "ignis.bench_report": (
+        "distribution",
         "table",
         "charts",
         "page",
