@@ -5,34 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ignis._version import __version__
 from ignis.cli import exit_codes, output
+from ignis.cli.findings import FULL, SKEW_S, Finding
 from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file, resolve
-from ignis.errors import PermissionDeniedError, StoreUnreachableError, UnauthenticatedError
+from ignis.errors import (
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    StoreError,
+    StoreUnreachableError,
+    UnauthenticatedError,
+)
 from ignis.leader import Deciders
 from ignis.storage.base import Store
 
 if TYPE_CHECKING:
     from ignis.broker.client.store import BrokerStore
 
-__all__ = ["Finding", "examine_service"]
-
-SKEW_S = 5.0
-FULL = 0.9
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. ``grade``: ``ok``, ``note`` (all goes on) or ``problem``; ``do``: what to do about it."""
-
-    code: str
-    grade: str
-    what: str
-    do: str = ""
+__all__ = ["examine_service"]
 
 
 def examine_service(state: State) -> int:
@@ -42,7 +36,7 @@ def examine_service(state: State) -> int:
         with state.store() as store:
             findings += [Finding("reach", "ok", f"{store.url} answers"), *_look(store)]
             findings += _zookeeper(store, resolve(LeaderSettings, {}, load_file(state.config)))
-    except (StoreUnreachableError, UnauthenticatedError) as exc:
+    except (StoreError, UnauthenticatedError) as exc:
         code = exit_codes.code_of(exc)
         findings.append(_refusal(exc))
     if any(one.grade == "problem" for one in findings):
@@ -58,10 +52,17 @@ def examine_service(state: State) -> int:
     return code
 
 
-def _refusal(exc: StoreUnreachableError | UnauthenticatedError) -> Finding:
+def _refusal(exc: StoreError | UnauthenticatedError) -> Finding:
     if isinstance(exc, UnauthenticatedError):
         return Finding(
             "login", "problem", str(exc), "check user, password or token; 'ignis broker user list' at the broker"
+        )
+    if isinstance(exc, NamespaceNotFoundError):
+        do = "name one that is there in the URL, or add it to the configuration of every server"
+        return Finding("namespace", "problem", str(exc), do)
+    if not isinstance(exc, StoreUnreachableError):
+        return Finding(
+            "open", "problem", str(exc), "check user, password and TLS of the URL, and the user's roles there"
         )
     return Finding("reach", "problem", str(exc), "check that it runs, its host and port, TLS, and firewalls in between")
 
@@ -76,6 +77,17 @@ def _look(store: Store) -> Iterator[Finding]:
 
         assert isinstance(store, BrokerStore)
         looks[:0] = [("login", lambda: _login(store)), ("version", lambda: _version(store))]
+    if store.url.startswith("aerospike"):
+        from ignis.cli import doctor_aerospike
+        from ignis.storage.aerospike.store import AerospikeStore
+
+        assert isinstance(store, AerospikeStore)
+        connection = store.connection
+        looks[:0] = [("version", lambda: doctor_aerospike.look_at_servers(connection))]
+        looks += [
+            ("namespace", lambda: doctor_aerospike.look_at_namespace(connection)),
+            ("room", lambda: doctor_aerospike.look_at_room(connection)),
+        ]
     if store.asks_clock and store.magazines.keeps_later:  # else it would be compared with itself
         looks.append(("clock", lambda: _clock(store)))
     for code, look in looks:
@@ -83,6 +95,10 @@ def _look(store: Store) -> Iterator[Finding]:
             yield from look()
         except PermissionDeniedError as exc:
             yield Finding(code, "note", f"not looked at: {exc}", "ask with a user who may")
+        except StoreUnreachableError:
+            raise
+        except StoreError as exc:
+            yield Finding(code, "problem", str(exc), "check the user's roles at the server, and its log")
 
 
 def _login(store: BrokerStore) -> Iterator[Finding]:
@@ -156,7 +172,10 @@ def _zookeeper(store: Store, settings: LeaderSettings) -> Iterator[Finding]:
         return
     with closing(Deciders(store, settings)) as deciders:
         status = deciders.of("sweeper").status()
-    if not status.available:
+    if status.refused:
+        do = "give the user that its nodes are open to: leader.user and leader.password, or user:password@ before the hosts"
+        yield Finding("election", "problem", status.trouble, f"{do}; publishing and consuming go on")
+    elif not status.available:
         do = "check that it runs, leader.zookeeper, and firewalls in between; publishing and consuming go on"
         yield Finding("zookeeper", "problem", status.trouble, do)
     elif status.trouble:

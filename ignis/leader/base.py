@@ -35,6 +35,7 @@ class LeaderStatus:
         here: whether it is this instance.
         available: whether the decider answers.
         trouble: why it does not, or what is wrong with the election.
+        refused: whether it answers and refuses: a login or a permission is wrong. ``available`` is False then, too.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class LeaderStatus:
     here: bool = False
     available: bool = True
     trouble: str = ""
+    refused: bool = False
 
     def text(self) -> str:
         """One line for logs and errors."""

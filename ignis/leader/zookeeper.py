@@ -228,7 +228,8 @@ class ZooKeeperLeader(Leadership):
                 raise CoordinatorUnreachableError(self._session.absence())
             seen = self._contest.look()
         except CoordinatorError as exc:
-            return LeaderStatus(self.kind, self.scope, epoch=epoch, available=False, trouble=str(exc))
+            refused = not isinstance(exc, CoordinatorUnreachableError)
+            return LeaderStatus(self.kind, self.scope, epoch=epoch, available=False, trouble=str(exc), refused=refused)
         return LeaderStatus(
             self.kind, self.scope, leader=seen.leader, sweeping=seen.active, since_ms=seen.since_ms,
             epoch=seen.epoch or epoch, members=seen.members, here=seen.leader == self.instance,

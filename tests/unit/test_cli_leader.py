@@ -53,7 +53,7 @@ def test_who_leads_and_what_was_swept(embedded_url: str, new_app: MakeApp, run: 
     assert sorted(status.pop("members")) == sorted([owner, other.store.owner])
     assert status == {
         "kind": "file", "scope": "sweeper", "leader": owner, "sweeping": owner, "epoch": fence.epoch,
-        "here": False, "available": True, "trouble": "",
+        "here": False, "available": True, "trouble": "", "refused": False,
         "swept_queues": {"q": {"epoch": 1, "at_ms": 1_700_000_000_000}},
     }  # fmt: skip
     code, out, _ = run("leader", "-u", embedded_url)

@@ -157,7 +157,10 @@ class Connection:
             code = exc.code or 0
             if code in AUTHENTICATION:
                 raise error_of(code, f"connecting to {names}", options, self.namespace, str(exc.msg)) from None
-            raise StoreUnreachableError(f"Aerospike cannot be reached at {names}: {exc.msg} (code {code})") from None
+            tls = " with TLS, which tls=off turns off" if options.uses_tls else ""
+            raise StoreUnreachableError(
+                f"Aerospike cannot be reached at {names}{tls}: {exc.msg} (code {code})"
+            ) from None
 
     def close(self) -> None:
         self._client.close()
@@ -462,6 +465,19 @@ class Connection:
         """One node's answer to an info command, without the command's echo."""
         answer = self.call("info", lambda client: client.info_random_node(command))
         return str(answer or "").partition("\t")[2].strip()
+
+    def info_of_nodes(self, command: str) -> dict[str, dict[str, str]]:
+        """What each node that answers says to an info command, by the node's name: its figures, or ``{"": text}`` of a
+        text without ``=``."""
+        answers = self.call("info", lambda client: client.info_all(command)) or {}
+        found = {}
+        for node, (error, answer) in answers.items():
+            if error is None:
+                text = str(answer or "").rpartition("\t")[2].strip()  # some drivers echo the command
+                found[str(node)] = (
+                    dict(one.partition("=")[::2] for one in text.split(";")) if "=" in text else {"": text}
+                )
+        return found
 
     def record_limit(self) -> int:
         """Bytes that one record may have, 0 = not known."""

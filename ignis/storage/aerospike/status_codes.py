@@ -33,7 +33,9 @@ INDEX_MISSING = 201
 INDEX_NOT_READABLE = 203
 NO_ANSWER = -15
 
-AUTHENTICATION = range(60, 82)
+AUTHENTICATION = range(51, 83)
+"""No security there, or of another kind (51 to 56); user, password or session (60 to 66, 80); roles and addresses (70 on)."""
+_NO_SECURITY = range(51, 57)
 # Connection lost or refused, cluster empty, no answer, node gone, too many errors on a node.
 _UNREACHABLE = frozenset({-1, -3, -4, -8, -9, -10, -11, -12, -14, 11})
 LATER = frozenset({TIMEOUT, BUSY, DEVICE_OVERLOAD, NO_ANSWER}) | _UNREACHABLE
@@ -59,6 +61,8 @@ def error_of(code: int, what: str, options: AerospikeOptions, namespace: str, de
         return HotKeyError(f"too many calls wait for one record, {said}")
     if code == FORBIDDEN:
         return StoreError(f"the server forbids it, {said}; times to live need nsup-period in namespace {namespace!r}")
+    if code in _NO_SECURITY:
+        return StoreError(f"the server has no users, and a user was given, {said}; leave user and password away")
     if code in AUTHENTICATION:
         return StoreError(f"the server does not let us in, {said}")
     return StoreError(said)
