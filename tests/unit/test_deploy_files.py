@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -357,3 +359,29 @@ def test_the_manifests_are_what_kubernetes_takes() -> None:
     core[0]["spec"]["no_such_field"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(core[0], "1.34", strict=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: it comes with systemd")
+def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
+    """A key or a section that systemd does not know is a line of its own, and so is a program that is not there."""
+    for name, unit in UNITS.items():
+        # An instance has a name: what is verified without one is the template.
+        path = tmp_path / Path(name).name.replace("@.", "@shop.tasks.")
+        path.write_text(unit.replace("/opt/ignis/bin/ignis", sys.executable))
+
+    def said(*paths: Path) -> list[str]:
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", *map(str, paths)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        # What else is installed on this machine is verified with them, as they depend on it.
+        ours = [path.name for path in paths]
+        return [line for line in done.stderr.splitlines() if any(name in line for name in ours)]
+
+    assert said(*sorted(tmp_path.iterdir())) == []
+    wrong = tmp_path / "wrong.service"
+    wrong.write_text((tmp_path / "ignis-broker.service").read_text() + "\n[Service]\nNoSuchKey=1\n")
+    assert any("NoSuchKey" in line for line in said(wrong)), "what is wrong is found"
