@@ -14,6 +14,7 @@ from ignis.cli.findings import FULL, SKEW_S, Finding
 from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file, resolve
 from ignis.errors import (
+    CoordinatorError,
     NamespaceNotFoundError,
     PermissionDeniedError,
     StoreError,
@@ -171,10 +172,20 @@ def _zookeeper(store: Store, settings: LeaderSettings) -> Iterator[Finding]:
     if settings.kind != "zookeeper" and not (settings.kind == "auto" and settings.zookeeper):
         return
     with closing(Deciders(store, settings)) as deciders:
-        status = deciders.of("sweeper").status()
-    if status.refused:
-        do = "give the user that its nodes are open to: leader.user and leader.password, or user:password@ before the hosts"
-        yield Finding("election", "problem", status.trouble, f"{do}; publishing and consuming go on")
+        leader = deciders.of("sweeper")
+        status = leader.status()
+        try:
+            may = not status.available or leader.may_take_part()
+        except CoordinatorError:
+            may = True  # it went away meanwhile: nothing is known of it
+    own = (
+        "give the user that its nodes are open to: leader.user and leader.password, or user:password@ before the hosts"
+    )
+    if not may:
+        what = "ZooKeeper lets this user look and not take part in the election"
+        yield Finding("election", "problem", what, f"{own}; publishing and consuming go on")
+    elif status.refused:
+        yield Finding("election", "problem", status.trouble, f"{own}; publishing and consuming go on")
     elif not status.available:
         do = "check that it runs, leader.zookeeper, and firewalls in between; publishing and consuming go on"
         yield Finding("zookeeper", "problem", status.trouble, do)

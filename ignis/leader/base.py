@@ -92,6 +92,10 @@ class Leadership(abc.ABC):
     def status(self) -> LeaderStatus:
         """Who leads. Asks whoever decides; never raises for its being away."""
 
+    def may_take_part(self) -> bool:
+        """Whether permissions let this instance lead, as far as they can be seen without trying. Raises CoordinatorError."""
+        return True
+
     def start(self) -> None:
         """Enters the contest where that takes something, and returns at once. Idempotent."""
 

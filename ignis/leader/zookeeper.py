@@ -236,6 +236,9 @@ class ZooKeeperLeader(Leadership):
             trouble=self._refusal or self._trouble,
         )  # fmt: skip
 
+    def may_take_part(self) -> bool:
+        return self._contest.may_take_part()
+
     # -- the thread
 
     def _on_connection(self, connected: bool) -> None:

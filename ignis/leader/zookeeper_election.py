@@ -235,6 +235,10 @@ class Contest:
 
     # -- looking
 
+    def may_take_part(self) -> bool:
+        """Whether the permissions let this instance stand and be a member."""
+        return all(self._session.may_create_below(path) for path in (self._paths.members, self._paths.contest))
+
     def look(self) -> Seen:
         """Takes no part."""
         members = tuple(sorted(self._session.children(self._paths.members)))

@@ -30,7 +30,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
-from kazoo.security import make_digest_acl
+from kazoo.security import ANYONE_ID_UNSAFE, Permissions, make_digest_acl
 
 from ignis.config import LeaderSettings, check_file
 from ignis.errors import CoordinatorError, CoordinatorUnreachableError
@@ -73,6 +73,11 @@ class Session:
     def __init__(self, settings: LeaderSettings) -> None:
         self.address = Address.of(settings)
         self.timeout_s = settings.session_timeout_s
+        self._ids = {ANYONE_ID_UNSAFE}
+        if self.address.user:
+            mine = make_digest_acl(self.address.user, self.address.password).id
+            # The second is what a server shows of the digest to who may not change permissions.
+            self._ids |= {mine, mine._replace(id=f"{self.address.user}:x")}
         self._lock = threading.Lock()
         self._listeners: list[Callable[[bool], None]] = []
         self._pid = os.getpid()
@@ -189,6 +194,29 @@ class Session:
     def ensure(self, path: str) -> None:
         """Makes a node that stays, and those above it. Idempotent."""
         self._ask(path, lambda client: client.ensure_path_async(self._full(path)), NodeExistsError)
+
+    def may_create_below(self, path: str) -> bool:
+        """Whether this user may make nodes below the path, or below the nearest one above it that is there. True where the
+        permissions do not say it of a user: they go by the address, by a certificate, or may not be read."""
+        while True:
+            try:
+                permissions = self._permissions(path)
+            except CoordinatorError as exc:
+                if isinstance(exc.__cause__, NoAuthError):
+                    return True
+                raise
+            if permissions is not None:
+                return any(
+                    one.perms & Permissions.CREATE and (one.id.scheme not in ("world", "digest") or one.id in self._ids)
+                    for one in permissions
+                )
+            if not path:
+                return True
+            path = path.rpartition("/")[0]
+
+    def _permissions(self, path: str) -> list[Any] | None:
+        found = self._ask(path, lambda client: client.get_acls_async(self._full(path) or "/"), NoNodeError)
+        return None if found is None else found[0]
 
     def set(self, path: str, data: bytes) -> bool:
         """Replaces a node's data; False when there is none."""

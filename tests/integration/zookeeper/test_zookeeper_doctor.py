@@ -10,6 +10,7 @@ import pytest
 
 import ignis
 from ignis.cli import main
+from tests.support import eventually
 from tests.support import zookeeper as zookeeper_support
 from tests.support.broker import RunningBroker, running
 from tests.support.zookeeper import Server
@@ -101,6 +102,31 @@ def test_permissions_that_are_missing_are_told_from_a_server_that_is_away(
             assert {one["refused"] for one in found.values()} == {True}
         monkeypatch.setenv("IGNIS_LEADER_ZOOKEEPER", mine)
         assert doctor()[0] == 0
+
+
+def test_a_user_who_may_look_and_not_take_part(
+    server: Server, broker: RunningBroker, doctor: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kazoo.client import KazooClient
+    from kazoo.security import make_acl, make_digest_acl
+
+    client = KazooClient(server.address)
+    client.start()
+    try:
+        ann = make_digest_acl("ann", "secret", read=True, create=True, write=True, delete=True)
+        client.create("/ignis-ignis-workers", b"", [ann, make_acl("world", "anyone", read=True)])
+    finally:
+        client.stop()
+        client.close()
+    code, findings = doctor()
+    assert (code, findings["election"]["grade"], "zookeeper" in findings) == (1, "problem", False)
+    assert "not take part" in findings["election"]["what"]
+    with ignis.Ignis(broker.url) as app:  # and so it is
+        app.leader().start()
+        eventually(lambda: "refuses" in app.leader().stats()["trouble"])
+    monkeypatch.setenv("IGNIS_LEADER_ZOOKEEPER", f"zk://ann:secret@{server.address}")
+    code, findings = doctor()
+    assert (code, findings["zookeeper"]["grade"]) == (0, "ok")
 
 
 def test_a_server_that_is_frozen_or_gone(
