@@ -48,6 +48,22 @@ class Tracing:
         self._tracer = trace.get_tracer("ignis", __version__, schema_url=_SCHEMA)
         add_fields(_log_fields)
 
+    def current(self) -> dict[str, str]:
+        """The context of what is current, as headers; empty where nothing is."""
+        made: dict[str, str] = {}
+        _propagator.inject(made)
+        return made
+
+    def flush(self) -> None:
+        """Exports the spans that have ended; returns when they are, or when the exporter has given up."""
+        flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+        if flush is None:
+            return  # no SDK
+        try:
+            flush()
+        except Exception as exc:  # as in `start`
+            _said.warning("spans could not be exported: %s", _text(exc))
+
     def start(
         self,
         operation: str,
