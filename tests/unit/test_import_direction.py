@@ -212,7 +212,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "publish_task",
         "read_task sink",
         "drain_task",
-        "pandas_stages source stages",
+        "pandas_stages source stages trace_column",
         "checkpoint pipeline",
     ),
     "ignis.spark.pipeline": (

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import ignis
 from ignis.errors import ConfigError, InvalidMessageError
+from ignis.message import encode_meta, with_deadline
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -27,6 +29,7 @@ from ignis.spark import publish_in_pandas  # noqa: E402
 from ignis.spark.publish_task import Publishing, load_rows  # noqa: E402
 from ignis.spark.queue_path import Place, close_stores, make_place  # noqa: E402
 from ignis.spark.sink import Target  # noqa: E402
+from ignis.spark.trace_column import _traceparents  # noqa: E402
 from ignis.spark.traces import is_context, job_trace  # noqa: E402
 from tests.support.spans import Spans, id_of, recorded_spans, trace_of  # noqa: E402
 
@@ -209,6 +212,25 @@ def test_frames_of_pandas_take_a_context_or_a_column(url: str) -> None:
     assert headers(url) == {"a": {"traceparent": OTHER}, "b": {}}
     list(publish_in_pandas(url, "q", traceparent=GIVEN)([frame.assign(body=["c", "d"])]))
     assert headers(url)["d"] == {"traceparent": GIVEN}
+
+
+def test_the_context_of_a_message_that_is_read() -> None:
+    metas = [
+        (encode_meta({"traceparent": GIVEN, "tracestate": STATE, "more": [1]}), GIVEN),
+        (with_deadline(encode_meta({"traceparent": OTHER}), FAR_MS), OTHER),
+        (encode_meta({"traceparent": OTHER}), OTHER),
+        (encode_meta({"more": {"traceparent": GIVEN}}), None),
+        (encode_meta({"traceparent": "nonsense"}), None),
+        (encode_meta({"traceparent": 7}), None),
+        (msgspec.msgpack.encode({"headers": 7}), None),
+        (msgspec.msgpack.encode({"last_traceparent": GIVEN}), None),
+        (b"\xff no map", None),
+        (b"", None),
+        (None, None),
+    ]
+    for chosen in (metas, metas * 2, metas[-1:], []):
+        read = _traceparents(pa.array([meta for meta, _ in chosen], pa.binary()))
+        assert read.to_pylist() == [expected for _, expected in chosen]
 
 
 def test_a_task_without_the_packages_carries_the_context_all_the_same(url: str) -> None:

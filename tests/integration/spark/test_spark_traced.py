@@ -17,7 +17,7 @@ pytest.importorskip("opentelemetry.sdk.trace")
 from opentelemetry import trace  # noqa: E402
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: E402
 
-from ignis.spark import IgnisDataSource, publish  # noqa: E402
+from ignis.spark import IgnisDataSource, drain, publish, traceparent_of  # noqa: E402
 from tests.support.spans import Spans, recorded_spans, trace_of  # noqa: E402
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -74,3 +74,27 @@ def test_the_sink_takes_what_the_propagator_writes(
         ).save()
     found = handled(embedded_url, new_app, spans, 6)
     assert {one.parent.span_id for one in found} == {job.get_span_context().span_id}
+
+
+def test_what_is_read_has_its_trace_and_hands_it_on(
+    spark: Any, embedded_url: str, new_app: Callable[..., ignis.Ignis], spans: Spans
+) -> None:
+    app = new_app(embedded_url, tracing={"enabled": True})
+    inbox = app.queue("inbox", bytes)
+    sent = {}
+    for number in range(6):
+        inbox.publish(b"%d" % number)
+        (span,) = spans.wait("publish inbox", number + 1)[number:]
+        sent[b"%d" % number] = trace_of(span)
+    new_app(embedded_url).queue("inbox", bytes).publish(b"none")
+    spark.dataSource.register(IgnisDataSource)
+    look = spark.read.format("ignis").options(url=embedded_url, queue="inbox").load()
+    read = {bytes(row[0]): row[1] for row in look.select("body", traceparent_of()).collect()}
+    assert read.pop(b"none") is None
+    assert {body: int(text[3:35], 16) for body, text in read.items()} == sent
+    with drain(spark, embedded_url, "inbox") as drained:
+        rows = drained.df.where("body != X'6E6F6E65'").withColumn("parent", traceparent_of("_meta"))
+        publish(rows, embedded_url, "q", value="body", traceparent="parent").collect()
+        drained.commit()
+    found = handled(embedded_url, new_app, spans, 6)
+    assert {trace_of(one) for one in found} == set(sent.values())
