@@ -21,7 +21,7 @@ from ignis.config import TracingSettings
 from ignis.errors import ConfigError
 from ignis.message import encode_meta
 from ignis.spark.queue_path import Place
-from ignis.tracing import open_tracing
+from ignis.tracing import current_context, open_tracing
 from ignis.tracing.envelope import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def job_trace(place: Place, given: Mapping[str, str] | None = None, *, column: b
         column: whether the rows have contexts of their own.
     """
     if given is None:
-        given = _current() if place.traced else {}
+        given = current_context() if place.traced else {}
     if not (given or column or place.traced):
         return None
     return JobTrace(dict(given), place.traced, place.max_headers_bytes)
@@ -121,11 +121,6 @@ def given_context(traceparent: str, tracestate: str | None = None) -> dict[str, 
     if len(tracestate) > _MAX_STATE_CHARS:
         raise ConfigError(f"tracestate has {len(tracestate)} characters, allowed are {_MAX_STATE_CHARS}")
     return {TRACEPARENT: traceparent, TRACESTATE: tracestate}
-
-
-def _current() -> dict[str, str]:
-    tracing = _tracing()
-    return {} if tracing is None else tracing.current()
 
 
 @functools.lru_cache(1)

@@ -277,7 +277,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.tracing": (
         "envelope unsettled",
         "otel",
-        "opening publishing returning",
+        "opening publishing records returning",
     ),
     "ignis.upkeep": (
         "threads",
