@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
@@ -254,3 +255,59 @@ list(Publishing(place, JobTrace({{"traceparent": "{GIVEN}"}}, True, 1000))([pa.R
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert headers(url) == {"0": {"traceparent": GIVEN}}
+
+
+_TASK = """
+import os, pickle, sys
+import pyarrow as pa
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult, SpanExporter
+from ignis.errors import InvalidMessageError
+
+class Told(SpanExporter):
+    def export(self, spans):
+        for span in spans:
+            print(span.name, span.attributes["messaging.batch.message_count"], span.attributes.get("error.type"), flush=True)
+        return SpanExportResult.SUCCESS
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(Told(), schedule_delay_millis=3_600_000))
+trace.set_tracer_provider(provider)
+work = pickle.loads(bytes.fromhex(sys.argv[1]))
+for body in ("0", None):
+    try:
+        work(iter([pa.RecordBatch.from_pydict({"body": pa.array([body], pa.string())})]))
+    except InvalidMessageError:
+        pass
+os._exit(0)  # as Spark ends a Python worker
+"""
+
+
+@pytest.mark.usefixtures("tracing")
+@pytest.mark.parametrize("sink", [False, True])
+def test_a_task_s_spans_are_exported_before_it_ends(url: str, sink: bool) -> None:
+    at = place(url)
+    if sink:
+        schema = StructType().add("body", "string")
+        work: Any = functools.partial(_written, Target.of(schema, {"url": url, "queue": "q"}, False))
+    else:
+        work = functools.partial(_published, Publishing(at, job_trace(at)))
+    close_stores()
+    done = subprocess.run(
+        [sys.executable, "-c", _TASK, pickle.dumps(work).hex()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["publish q 1 None", "publish q 1 ignis.errors.InvalidMessageError"]
+
+
+def _published(publishing: Publishing, batches: Iterator[Any]) -> None:
+    list(publishing(batches))
+
+
+def _written(target: Target, batches: Iterator[Any]) -> None:
+    target.write(batches, ("a",))
