@@ -82,7 +82,10 @@ class JobTrace:
             attributes={"messaging.batch.message_count": rows.num_rows},
         )
         try:
-            load = Load(_with_metas(rows, operation.carrier() or self.context, self.limit_bytes))
+            context = operation.carrier() or self.context
+            if len(encode_meta(context)) > self.limit_bytes:
+                operation.set("ignis.context.left_out", True)
+            load = Load(_with_metas(rows, context, self.limit_bytes))
             yield load
             if load.repeats:
                 operation.set("ignis.batch.duplicate_count", load.repeats)

@@ -125,6 +125,15 @@ def test_each_row_carries_its_own(url: str, named: bool) -> None:
     assert found == {str(n): {"traceparent": kept[str(n)]} if str(n) in kept else {} for n in range(len(texts))}
 
 
+@pytest.mark.usefixtures("tracing")
+def test_a_span_tells_that_headers_had_no_room(url: str, spans: Spans) -> None:
+    for limit in (78, 16_384):
+        at = place(url, max_headers_bytes=limit)
+        load_rows(at, 0, rows(1), None, job_trace(at))
+    told = [one.attributes.get("ignis.context.left_out") for one in spans.named("publish q")]
+    assert told == [True, None]
+
+
 def test_what_is_a_context() -> None:
     assert is_context(GIVEN)
     assert not any(
