@@ -22,7 +22,7 @@ from ignis.errors import ConfigError
 from ignis.message import encode_meta
 from ignis.spark.queue_path import Place
 from ignis.tracing import current_context, open_tracing
-from ignis.tracing.envelope import TRACEPARENT, TRACESTATE
+from ignis.tracing.envelope import TRACEPARENT, TRACESTATE, fits
 
 if TYPE_CHECKING:
     from ignis.tracing.otel import Tracing
@@ -83,7 +83,7 @@ class JobTrace:
         )
         try:
             context = operation.carrier() or self.context
-            if len(encode_meta(context)) > self.limit_bytes:
+            if context and not _meta(context, self.limit_bytes):
                 operation.set("ignis.context.left_out", True)
             load = Load(_with_metas(rows, context, self.limit_bytes))
             yield load
@@ -153,11 +153,14 @@ def _are_contexts(texts: pa.Array) -> pa.Array:
     return pc.fill_null(matched, False)
 
 
+def _meta(context: Mapping[str, str], limit_bytes: int) -> bytes:
+    """An envelope with that context alone; empty where there is none, or no room for it."""
+    return encode_meta(context, limit_bytes) if fits(context, context, limit_bytes) else b""
+
+
 def _with_metas(rows: pa.RecordBatch, context: Mapping[str, str], limit_bytes: int) -> pa.RecordBatch:
     """The rows with a column ``meta`` in place of ``traceparent``; what is no context in there is as if it were null."""
-    common = encode_meta(context) if context else b""
-    if len(common) > limit_bytes:
-        common = b""
+    common = _meta(context, limit_bytes)
     at = rows.schema.get_field_index(TRACEPARENT)
     if at < 0:
         if not common:

@@ -125,6 +125,12 @@ def test_each_row_carries_its_own(url: str, named: bool) -> None:
     assert found == {str(n): {"traceparent": kept[str(n)]} if str(n) in kept else {} for n in range(len(texts))}
 
 
+def test_a_context_of_any_size_fails_no_message(url: str) -> None:
+    at = place(url)
+    load_rows(at, 0, rows(1), None, job_trace(at, {"traceparent": GIVEN, "tracestate": "a=" + "x" * 70_000}))
+    assert headers(url) == {"0": {}}
+
+
 @pytest.mark.usefixtures("tracing")
 def test_a_span_tells_that_headers_had_no_room(url: str, spans: Spans) -> None:
     for limit in (78, 16_384):
