@@ -171,7 +171,7 @@ cdef class PackedBatch:
             packing_free(&p)
 
     @staticmethod
-    def pack_columns(bodies, *, flags, shards, any_shard, keys=None, ids=None, max_body_bytes=UINT32_MAX,
+    def pack_columns(bodies, *, flags, shards, any_shard, keys=None, ids=None, metas=None, max_body_bytes=UINT32_MAX,
                      max_records=8192, max_bytes=1048576):
         """`pack_bodies` for columns: no Python object is made for a row.
 
@@ -181,6 +181,7 @@ cdef class PackedBatch:
             flags, shards, any_shard: as for `pack_bodies`.
             keys: a column of as many values, null where a body has no key; or None.
             ids: a column of as many fixed-size binary values of 16 bytes, not null; None draws new ones.
+            metas: a column of as many encoded metas, null where a body has none; or None.
             max_body_bytes: a longer body is refused.
             max_records, max_bytes: as for `pack_bodies`, with larger defaults.
 
@@ -207,6 +208,10 @@ cdef class PackedBatch:
             if p.given_ids.column.value_bytes != ID_BYTES:
                 raise TypeError(f"ids are not values of {ID_BYTES} bytes each")
             refuse_nulls(&p.given_ids, p.count, "ids")
+        if metas is not None:
+            take_column(metas, "metas", &p.metas, held)
+            if p.metas.column.count != p.bodies.column.count:
+                raise ValueError(f"metas has {p.metas.column.count} entries for {p.count} bodies")
         refuse_nulls(&p.bodies, p.count, "bodies")
         packing_options(&p, flags, shards, any_shard, max_records, max_bytes)
         p.max_body_bytes = <size_t>in_range(max_body_bytes, "max_body_bytes", 1, UINT32_MAX)

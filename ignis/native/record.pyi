@@ -78,6 +78,7 @@ class PackedBatch:
         any_shard: int,
         keys: ArrowColumn | None = None,
         ids: ArrowColumn | None = None,
+        metas: ArrowColumn | None = None,
         max_body_bytes: int = ...,
         max_records: int = 8192,
         max_bytes: int = 1048576,

@@ -5,6 +5,7 @@ from ignis.spark.drain_task import Committed, Drained
 from ignis.spark.pandas_stages import parse_in_pandas, publish_in_pandas, read_in_pandas
 from ignis.spark.source import IgnisDataSource
 from ignis.spark.stages import drain, publish, resume
+from ignis.spark.trace_column import traceparent_of
 
 __all__ = [
     "Committed",
@@ -18,4 +19,5 @@ __all__ = [
     "publish_in_pandas",
     "read_in_pandas",
     "resume",
+    "traceparent_of",
 ]

@@ -84,8 +84,9 @@ def to_messages(
     id: str | Column | Sequence[str] | None,
     at: str | Column | None = None,
     expires_at: str | Column | None = None,
+    traceparent: str | Column | None = None,
 ) -> DataFrame:
-    """The DataFrame with the columns ``body``, ``key``, ``id``, ``due`` and ``end``, where they are asked for.
+    """The DataFrame with the columns ``body``, ``key``, ``id``, ``due``, ``end`` and ``traceparent``, where they are asked for.
 
     Raises ConfigError: a name is no column, or both ``value`` and ``columns`` are given.
     """
@@ -110,6 +111,8 @@ def to_messages(
     if expires_at is not None:
         end = _column(df, expires_at, "expires_at")
         wanted.append(deadline_expression(end, _type_of(df, end)).alias("end"))
+    if traceparent is not None:
+        wanted.append(_column(df, traceparent, "traceparent").cast("string").alias("traceparent"))
     return df.select(*wanted)
 
 

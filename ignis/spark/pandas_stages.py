@@ -30,6 +30,7 @@ from ignis.spark.parse_body import fields_of, parse_lines
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
 from ignis.spark.queue_path import Place, make_place
 from ignis.spark.read_task import Reading
+from ignis.spark.traces import JobTrace, given_context, is_context, job_trace
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["PandasParser", "PandasPublisher", "PandasReader", "parse_in_pandas", "publish_in_pandas", "read_in_pandas"]
@@ -50,9 +51,11 @@ class PandasPublisher:
     key: str | None
     id: str | None
     schema: str = RECEIPT_SCHEMA
+    traceparent: str | None = None
+    trace: JobTrace | None = None
 
     def __call__(self, frames: Frames) -> Iterator[pd.DataFrame]:
-        for receipts in Publishing(self.place)(self._messages(one) for one in frames if len(one)):
+        for receipts in Publishing(self.place, self.trace)(self._messages(one) for one in frames if len(one)):
             yield receipts.to_pandas()
 
     def _messages(self, frame: pd.DataFrame) -> pa.RecordBatch:
@@ -63,6 +66,9 @@ class PandasPublisher:
         if self.id is not None:
             names.append("id")
             columns.append(ids_of_column(_column(frame, self.id, "id", whole=True)))
+        if self.traceparent is not None:
+            names.append("traceparent")
+            columns.append(_column(frame, self.traceparent, "traceparent").cast(pa.string()))
         return pa.RecordBatch.from_arrays(columns, names=names)
 
 
@@ -94,6 +100,7 @@ def publish_in_pandas(
     value: str = "body",
     key: str | None = None,
     id: str | None = None,
+    traceparent: str | None = None,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
     config: str | os.PathLike[str] | None = None,
@@ -109,6 +116,7 @@ def publish_in_pandas(
         value: the column with the bodies, text or binary, stored as they are. Make JSON with ``to_json`` before.
         key: a column of text or binary; rows of the same value go to one shard. None: no keys.
         id: a column of text, binary values or whole numbers that tells the rows apart. Not null.
+        traceparent: a column of text, or a context for all rows, see `ignis.spark.publish`.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``; ``codec`` is ``raw`` unless
             given: ``codec="json"`` for bodies of JSON.
 
@@ -119,11 +127,11 @@ def publish_in_pandas(
         ConfigError, InvalidNameError, QueueMismatchError, StoreUnreachableError: at once. The action fails on what
         `ignis.spark.publish` names, with what was stored before staying.
     """
+    place = make_place(url, queue, options, codec="raw", client_id=client_id, farm_id=farm_id, config=config)
+    given = given_context(traceparent) if traceparent is not None and is_context(traceparent) else None
+    own = None if given is not None else traceparent
     return PandasPublisher(
-        make_place(url, queue, options, codec="raw", client_id=client_id, farm_id=farm_id, config=config),
-        value,
-        key,
-        id,
+        place, value, key, id, traceparent=own, trace=job_trace(place, given, column=own is not None)
     )
 
 

@@ -20,6 +20,7 @@ from ignis.spark.deadlines import check_deadlines, mortal_batches, ttl_within
 from ignis.spark.due_times import by_store_clock
 from ignis.spark.ids import ids_from_jvm
 from ignis.spark.queue_path import Place
+from ignis.spark.traces import JobTrace
 from ignis.storage.base import LoadedOnce
 
 __all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
@@ -48,24 +49,30 @@ _RECEIPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Publishing:
-    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id``, ``due``, ``end`` of a partition."""
+    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id``, ``due``, ``end``, ``traceparent`` of a
+    partition."""
 
     place: Place
+    trace: JobTrace | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         settings = self.place.settings
-        # The store makes transactions durable while Spark hands over the rows of the next ones. One thread loads, so that
-        # rows of one key stay in their order.
-        with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
-            loading: deque[Future[list[tuple[int, LoadedOnce]]]] = deque()
-            for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
-                loading.append(loader.submit(load_rows, self.place, partition + number, rows))
-                while len(loading) > _AHEAD or (loading and loading[0].done()):
+        try:
+            # The store makes transactions durable while Spark hands over the rows of the next ones. One thread loads, so that
+            # rows of one key stay in their order.
+            with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
+                loading: deque[Future[list[tuple[int, LoadedOnce]]]] = deque()
+                for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
+                    loading.append(loader.submit(load_rows, self.place, partition + number, rows, trace=self.trace))
+                    while len(loading) > _AHEAD or (loading and loading[0].done()):
+                        yield _receipts(partition, loading.popleft().result())
+                while loading:
                     yield _receipts(partition, loading.popleft().result())
-            while loading:
-                yield _receipts(partition, loading.popleft().result())
+        finally:
+            if self.trace is not None:
+                self.trace.flush()
 
 
 def _receipts(partition: int, loaded: list[tuple[int, LoadedOnce]]) -> pa.RecordBatch:
@@ -111,20 +118,33 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) -> list[tuple[int, LoadedOnce]]:
+def load_rows(
+    place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None, trace: JobTrace | None = None
+) -> list[tuple[int, LoadedOnce]]:
     """Stores the rows, in one transaction where the store has them; durable as the queue's setting promises on return. Those with
     a due time are stored before the others, in a transaction of their own.
 
     Args:
         turn: where rows without a key begin, modulo the shards.
-        rows: with the columns ``body`` and, where wanted, ``key``, ``id``, ``due`` and ``end``, see `ignis.spark.due_times`.
+        rows: with the columns ``body`` and, where wanted, ``key``, ``id``, ``due`` and ``end``, see `ignis.spark.due_times`;
+            with a ``trace`` also ``traceparent``.
         ids: a column of ids that goes before the rows' own.
+        trace: what the messages carry of the job's trace; None = nothing.
 
     Returns what became of each batch, with its shard: -1 where it waits for its time.
 
     Raises:
         InvalidMessageError (a null body or id), MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
     """
+    if trace is None:
+        return _load_rows(place, turn, rows, ids)
+    with trace.load(place.queue, rows) as load:
+        loaded = _load_rows(place, turn, load.rows, ids)
+        load.repeats = sum(one.repeats for _, one in loaded)
+    return loaded
+
+
+def _load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tuple[int, LoadedOnce]]:
     names = rows.schema.names
     if rows.column("body").null_count:
         raise InvalidMessageError(f"{rows.column('body').null_count} row(s) without a value cannot be messages")
@@ -164,6 +184,7 @@ def _packed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tup
         any_shard=turn % place.shards,
         keys=rows.column("key") if "key" in rows.schema.names else None,
         ids=ids,
+        metas=rows.column("meta") if "meta" in rows.schema.names else None,
         max_body_bytes=place.max_message_bytes,
         max_records=_SEGMENT_RECORDS,
         max_bytes=_SEGMENT_BYTES,

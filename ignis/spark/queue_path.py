@@ -52,6 +52,9 @@ class Place:
     settings: SparkSettings
     drops: bool = True
     """Whether the queue drops what has expired."""
+    traced: bool = False
+    """What ``tracing.enabled`` says."""
+    max_headers_bytes: int = 0
 
     @property
     def flags(self) -> int:
@@ -219,6 +222,8 @@ def _place(app: Ignis, store: Store, queue: str, spark: Mapping[str, Any]) -> Pl
         max_message_bytes=settings.max_message_bytes,
         settings=resolve(SparkSettings, spark, app.file),
         drops=on_expiry_of(record) == DROP,
+        traced=app.tracing_settings.enabled,
+        max_headers_bytes=settings.max_headers_bytes,
     )
 
 

@@ -2,7 +2,8 @@
 
 Options: ``url``, ``queue``, ``client_id``, ``farm_id``, ``config``, the settings of ``[spark]`` and, for a queue that is not
 there yet, of ``[queue]``; ``value``, ``key``, ``id``, ``at`` and ``expires_at`` name columns, as the arguments of
-`ignis.spark.publish` do; ``job``, see `IgnisWriter`.
+`ignis.spark.publish` do; ``traceparent`` names a column too, or is the context of all rows, with ``tracestate`` beside it;
+``job``, see `IgnisWriter`.
 
 A column of text or binary is the body as it stands: the one that ``value`` names, else ``body``. A ``value`` of another kind, or
 all columns where there is no ``body``, become JSON, and a queue that is made for them has the codec ``json``.
@@ -33,6 +34,7 @@ from ignis.spark.ids import ids_of_column
 from ignis.spark.json_bodies import check_json, json_objects, json_values
 from ignis.spark.publish_task import gathered, load_rows
 from ignis.spark.queue_path import Place, make_place, must_keep_later, split_options
+from ignis.spark.traces import JobTrace, given_context, is_context, job_trace
 
 __all__ = ["IgnisStreamWriter", "IgnisWriter", "Written"]
 
@@ -63,15 +65,22 @@ class Target:
     at: str | None
     expires_at: str | None
     schema: StructType
+    traceparent: str | None = None
+    trace: JobTrace | None = None
 
     @classmethod
     def of(cls, schema: StructType, options: Mapping[str, str], overwrite: bool) -> Target:
         """Raises ConfigError: a column is not there, or no text and no binary; or the queue is to be overwritten."""
         if overwrite:
             raise ConfigError("a queue is appended to: use mode('append')")
-        names, rest = split_options(options, "value", "key", "id", "at", "expires_at", "job")
+        names, rest = split_options(
+            options, "value", "key", "id", "at", "expires_at", "job", "traceparent", "tracestate"
+        )
         value, key, id, at = options.get("value"), options.get("key"), options.get("id"), options.get("at")
-        expires_at = options.get("expires_at")
+        expires_at, traceparent = options.get("expires_at"), options.get("traceparent")
+        given = None
+        if traceparent is not None and is_context(traceparent):
+            given, traceparent = given_context(traceparent, options.get("tracestate")), None
         if value is None and "body" in schema.fieldNames():
             value = "body"
         for what, name, kinds in (
@@ -80,6 +89,7 @@ class Target:
             ("id", id, ("string", "binary", "byte", "short", "integer", "long")),
             ("at", at, KINDS),
             ("expires_at", expires_at, KINDS),
+            ("traceparent", traceparent, ("string",)),
         ):
             if name is not None:
                 if name not in schema.fieldNames():
@@ -98,7 +108,8 @@ class Target:
             )
         if at is not None:
             must_keep_later(place)
-        return cls(place, value, key, id, at, expires_at, schema)
+        trace = job_trace(place, given, column=traceparent is not None)
+        return cls(place, value, key, id, at, expires_at, schema, traceparent, trace)
 
     def write(self, batches: Iterator[pa.RecordBatch], origin: Sequence[object]) -> Written:
         """Publishes a partition.
@@ -107,6 +118,13 @@ class Target:
             origin: what names this partition, in every attempt and every run alike. A row without an id of its own gets
                 one from it, from its place in the partition, and from what it holds.
         """
+        try:
+            return self._write(batches, origin)
+        finally:
+            if self.trace is not None:
+                self.trace.flush()
+
+    def _write(self, batches: Iterator[pa.RecordBatch], origin: Sequence[object]) -> Written:
         settings = self.place.settings
         prefix = hashlib.md5("/".join(map(str, origin)).encode(), usedforsecurity=False).digest()[:6]
         row = stored = duplicates = 0
@@ -123,16 +141,17 @@ class Target:
                     pa.binary(16), len(body), [None, pa.py_buffer(position_ids(prefix, row, body))]
                 )
             row += len(body)
-            for _, one in load_rows(self.place, turn, rows, ids):
+            for _, one in load_rows(self.place, turn, rows, ids, self.trace):
                 stored += one.loaded
                 duplicates += one.repeats
             turn += 1
         return Written(stored, duplicates)
 
+    def _plain_columns(self) -> tuple[tuple[str, str | None], ...]:
+        return ("key", self.key), ("id", self.id), ("traceparent", self.traceparent)
+
     def _message_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = {
-            name: batch.column(column) for name, column in (("key", self.key), ("id", self.id)) if column is not None
-        }
+        columns = {name: batch.column(column) for name, column in self._plain_columns() if column is not None}
         if self.at is not None:
             columns["due"] = dues_of_column(batch.column(self.at))
         if self.expires_at is not None:

@@ -17,6 +17,7 @@ from ignis.spark.columns import to_messages
 from ignis.spark.drain_task import Drained, new_job
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
 from ignis.spark.queue_path import find_place, make_place, must_keep_later
+from ignis.spark.traces import given_context, is_context, job_trace
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["drain", "publish", "resume"]
@@ -35,6 +36,7 @@ def publish(
     id: str | Column | Sequence[str] | None = None,
     at: str | Column | None = None,
     expires_at: str | Column | None = None,
+    traceparent: str | Column | None = None,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
     config: str | os.PathLike[str] | None = None,
@@ -57,6 +59,9 @@ def publish(
         at: a column of moments (``timestamp``), or of whole numbers of milliseconds since 1970: nobody gets the message before.
             Null: at once. With ``id`` each row is stored once, whenever it is due.
         expires_at: a column of the same kind: no handler begins with the message after that. Null: it has no deadline.
+        traceparent: to which trace the messages belong: a column of text with one a row, as W3C Trace Context writes it (what is
+            none there counts as null), or such a text for all of them. None: to that of the span that is current now, where
+            ``tracing.enabled`` is set; else to none.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.
@@ -73,7 +78,11 @@ def publish(
         ``at`` on a store that keeps no delayed messages. The action fails, with what was stored before staying, on
         MessageTooLargeError, InvalidMessageError (a null value or id), StoreFullError, StoreFailedError.
     """
-    messages = to_messages(df, value=value, columns=columns, key=key, id=id, at=at, expires_at=expires_at)
+    given = traceparent if isinstance(traceparent, str) and is_context(traceparent) else None
+    own = None if given is not None else traceparent
+    messages = to_messages(
+        df, value=value, columns=columns, key=key, id=id, at=at, expires_at=expires_at, traceparent=own
+    )
     place = make_place(
         url,
         queue,
@@ -91,7 +100,8 @@ def publish(
         must_keep_later(place)
     if id is not None and not place.open().magazines.tells_repeats:
         log.warning("%s cannot tell repeated ids: rows that are published again are stored again", url)
-    return messages.mapInArrow(Publishing(place), RECEIPT_SCHEMA)
+    trace = job_trace(place, None if given is None else given_context(given), column=own is not None)
+    return messages.mapInArrow(Publishing(place, trace), RECEIPT_SCHEMA)
 
 
 def drain(

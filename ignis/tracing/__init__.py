@@ -7,5 +7,6 @@ An application that does not has ``tracing`` None, and its queues and handlers a
 from __future__ import annotations
 
 from ignis.tracing.opening import open_tracing
+from ignis.tracing.records import context_of, current_context, with_context
 
-__all__ = ["open_tracing"]
+__all__ = ["context_of", "current_context", "open_tracing", "with_context"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ignis._version import __version__
@@ -22,7 +23,7 @@ from ignis.log_limit import LimitedLog
 from ignis.tracing import unsettled
 from ignis.tracing.envelope import TRACEPARENT
 
-__all__ = ["Link", "Operation", "Tracing"]
+__all__ = ["Context", "Link", "Operation", "Tracing", "context_in", "current_carrier"]
 
 _SCHEMA = "https://opentelemetry.io/schemas/1.37.0"
 _TYPES = {"publish": "send", "shovel": "send", "process": "process", "retry": "settle", "sideline": "settle"}
@@ -47,6 +48,16 @@ class Tracing:
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("ignis", __version__, schema_url=_SCHEMA)
         add_fields(_log_fields)
+
+    def flush(self) -> None:
+        """Exports the spans that have ended; returns when they are, or when the exporter has given up."""
+        flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+        if flush is None:
+            return  # no SDK
+        try:
+            flush()
+        except Exception as exc:  # as in `start`
+            _said.warning("spans could not be exported: %s", _text(exc))
 
     def start(
         self,
@@ -76,7 +87,7 @@ class Tracing:
         try:
             span = self._tracer.start_span(
                 f"{operation} {queue}",
-                context=None if parent is None else _propagator.extract(parent, contexts.Context()),
+                context=None if parent is None else context_in(parent),
                 kind=kind,
                 links=list(found.values()),
                 attributes={
@@ -91,6 +102,18 @@ class Tracing:
             _said.warning("a span could not be started: %s", _text(exc))
             span = trace.INVALID_SPAN
         return Operation(span)
+
+
+def current_carrier() -> dict[str, str]:
+    """The context of what is current, as headers; empty where nothing is."""
+    made: dict[str, str] = {}
+    _propagator.inject(made)
+    return made
+
+
+def context_in(carrier: Carrier) -> Context:
+    """What headers say: to be the parent of a span. Empty where they hold no context."""
+    return _propagator.extract(carrier, Context())
 
 
 class Operation:
@@ -109,7 +132,7 @@ class Operation:
     def carrier(self) -> dict[str, str]:
         """Its context, as headers; empty where no SDK is installed."""
         made: dict[str, str] = {}
-        _propagator.inject(made, trace.set_span_in_context(self._span, contexts.Context()))
+        _propagator.inject(made, trace.set_span_in_context(self._span, Context()))
         return made
 
     @property
@@ -161,7 +184,7 @@ class Operation:
 
 
 def _span_context(carrier: Carrier) -> trace.SpanContext:
-    return trace.get_current_span(_propagator.extract(carrier, contexts.Context())).get_span_context()
+    return trace.get_current_span(context_in(carrier)).get_span_context()
 
 
 def _text(exc: BaseException) -> str:

@@ -210,10 +210,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pyspark offsets",
         "deadlines due_times",
         "ids json_bodies parse_body queue_path",
-        "columns publish_task unparsed",
+        "columns traces unparsed",
+        "publish_task",
         "read_task sink",
         "drain_task",
-        "pandas_stages source stages",
+        "pandas_stages source stages trace_column",
         "checkpoint pipeline",
     ),
     "ignis.spark.pipeline": (
@@ -278,7 +279,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.tracing": (
         "envelope unsettled",
         "otel",
-        "opening publishing returning",
+        "opening publishing records returning",
     ),
     "ignis.upkeep": (
         "threads",

@@ -17,9 +17,9 @@ from ignis import Failure, Retry, RetryLater
 from ignis.consumer.traced import FailureSpans
 from ignis.errors import ConfigError, MessageTooLargeError
 from ignis.log_format import JsonFormatter
-from ignis.message import Message, bare_record, decode_meta, has_deadline
+from ignis.message import Message, bare_record, decode_meta, encode_meta, has_deadline
 from ignis.native import CODEC_JSON, PackedBatch, Record, encode_record
-from ignis.tracing import unsettled
+from ignis.tracing import context_of, unsettled, with_context
 from ignis.tracing.envelope import carrier_of, with_last_traceparent
 from tests.support import eventually
 
@@ -452,6 +452,33 @@ def test_the_envelope_keeps_its_deadline_first() -> None:
     unreadable = encode_record(b"x", meta=b"\xc1")
     assert with_last_traceparent(unreadable, GIVEN) == unreadable
     assert with_last_traceparent(b"no record", GIVEN) == b"no record"
+
+
+def test_a_record_gets_the_current_context(spans: Spans) -> None:
+    plain = encode_record(b"x", key=b"k")
+    assert with_context(plain) == plain  # nothing is current
+    assert not trace.get_current_span(context_of(plain)).get_span_context().is_valid
+    with trace.get_tracer("test").start_as_current_span("sending") as current:
+        sent = with_context(plain)
+        mortal = with_context(encode_record(b"x", meta=encode_meta({"a": 1}, expires_at_ms=7)))
+        given = encode_record(b"x", meta=encode_meta({"traceparent": GIVEN}))
+        full = encode_record(b"x", meta=encode_meta({"a": "x" * (16 << 10)}, 64 << 10))
+        for kept in (given, full, encode_record(b"x", meta=b"\xc1"), b"no record"):
+            assert with_context(kept) == kept
+    found = trace.get_current_span(context_of(sent)).get_span_context()
+    assert (found.trace_id, found.span_id) == (current.get_span_context().trace_id, current.get_span_context().span_id)
+    assert (Record(sent).key, Record(sent).body, Record(sent).id) == (b"k", b"x", Record(plain).id)
+    assert has_deadline(Record(mortal).meta)
+    assert Message.from_bytes(mortal).headers == {"a": 1, **Message.from_bytes(sent).headers}
+    assert not trace.get_current_span(context_of(b"no record")).get_span_context().is_valid
+
+
+def test_a_record_s_context_needs_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ignis.tracing.otel", None)
+    monkeypatch.delattr("ignis.tracing.otel", raising=False)
+    for call in (with_context, context_of):
+        with pytest.raises(ConfigError, match=r"pip install 'ignis-mq\[otel\]'"):
+            call(encode_record(b"x"))
 
 
 def test_only_text_is_a_context() -> None:

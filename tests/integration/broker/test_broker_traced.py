@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import ignis
 from ignis import Retry
 from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.sync_client import SyncClient
+from ignis.message import encode_meta
+from ignis.native import PackedBatch, encode_record
 from tests.support import WAIT_S, eventually
 from tests.support.broker import running
 from tests.support.doc_blocks import blocks
@@ -64,11 +68,12 @@ def test_through_a_broker(store_url: str, new_app: Callable[..., ignis.Ignis], s
         assert [span for span in aside if is_child(span, calls[1])]
 
 
-def test_a_low_level_client_passes_the_context_by_hand(
-    store_url: str, new_app: Callable[..., ignis.Ignis], spans: Spans
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_low_level_client_carries_the_context_where_it_is_asked_to(
+    store_url: str, new_app: Callable[..., ignis.Ignis], spans: Spans, coroutine: bool
 ) -> None:
     page: dict[str, Any] = {}
-    (block,) = [one for one in blocks("docs/tracing.md") if "def with_context" in one.text]
+    (block,) = [one for one in blocks("docs/tracing.md") if "with_context" in one.text]
     exec(block.text, page)  # as the page says it
     tracer = trace.get_tracer("test")
     with running(store_url) as broker, SyncClient(BrokerAddress("127.0.0.1", broker.port)) as client:
@@ -79,17 +84,23 @@ def test_a_low_level_client_passes_the_context_by_hand(
         def handle(frame: bytes) -> None:
             answers.publish(b"seen")
 
+        async def awaited() -> None:
+            async with AsyncClient(BrokerAddress("127.0.0.1", broker.port)) as other:
+                record = page["with_context"](encode_record(b"...", meta=encode_meta({"shop": 7})))
+                await other.send_batch("frames", [(0, PackedBatch.pack([record]))])
+
         app.start()
         with tracer.start_as_current_span("sending") as taken:
-            client.send("frames", page["with_context"](b"..."))
+            asyncio.run(awaited()) if coroutine else page["send"](client, b"...")
+        sent = taken if coroutine else spans.one("publish frames")
         handled, answered = spans.one("process frames"), spans.one("publish answers")
         (claim,) = client.consume("answers", 1, WAIT_S).claims
         (record,) = claim.records
         with tracer.start_as_current_span("reading", context=page["context_of"](record)):
             pass
         app.close()
-    assert is_child(handled, taken)
+    assert is_child(handled, sent)
     assert is_child(answered, handled)
     assert is_child(spans.one("reading"), answered)
-    assert not spans.named("publish frames")
     assert not spans.named("process answers")
+    assert len(spans.named("publish frames")) == (not coroutine)

@@ -1,7 +1,8 @@
 """A trace as a collector has it: two processes send their spans by OTLP, and what arrived is read back.
 
-``IGNIS_TEST_OTLP`` is the address of the OTLP receiver over HTTP of Datadog's test agent, which tells what it got with links
-and all. ``scripts/try-collector`` installs and starts one, and runs this test.
+``IGNIS_TEST_OTLP`` is the address of an OTLP receiver over HTTP: of Datadog's test agent, which tells what it got with links
+and all, or of a collector that writes it into the file ``IGNIS_TEST_OTLP_FILE``. ``scripts/try-collector`` starts either and
+runs these tests.
 """
 
 from __future__ import annotations
@@ -9,35 +10,46 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support import WAIT_S, eventually
 from tests.support.otlp import Collected, collected, tree
+from tests.support.spark import unavailable
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[3]
 ADDRESS = os.environ.get("IGNIS_TEST_OTLP", "")
+FILE = os.environ.get("IGNIS_TEST_OTLP_FILE", "")
 
 
-def run(part: str, store: Path) -> str:
+def run(service: str, module: str, *arguments: str, **more: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("IGNIS", "OTEL"))}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.apps.collected", part, f"embedded://{store}"],
-        cwd=ROOT, env={**environment, "OTEL_EXPORTER_OTLP_ENDPOINT": ADDRESS, "OTEL_SERVICE_NAME": part},
-        capture_output=True, text=True, timeout=3 * WAIT_S, check=False,
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT, env={**environment, **more, "OTEL_EXPORTER_OTLP_ENDPOINT": ADDRESS, "OTEL_SERVICE_NAME": service},
+        capture_output=True, text=True, timeout=6 * WAIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(not ADDRESS, reason="no collector: IGNIS_TEST_OTLP names none; scripts/try-collector starts one")
+needs_a_collector = pytest.mark.skipif(
+    not ADDRESS, reason="no collector: IGNIS_TEST_OTLP names none; scripts/try-collector starts one"
+)
+
+
+@needs_a_collector
 def test_what_a_collector_gets(tmp_path: Path) -> None:
-    trace = run("shop", tmp_path / "store")
-    run("worker", tmp_path / "store")
-    spans = eventually(lambda: found if len(found := collected(ADDRESS, trace)) >= 8 else None, "the spans arrive")
+    url = f"embedded://{tmp_path}/store"
+    trace = run("shop", "tests.apps.collected", "shop", url)
+    run("worker", "tests.apps.collected", "worker", url)
+    spans = eventually(
+        lambda: found if len(found := collected(ADDRESS, trace, FILE)) >= 8 else None, "the spans arrive"
+    )
     sys.stdout.write(f"\n{tree(spans)}\n")
 
     def of(name: str, attempt: int | None = None) -> Collected:
@@ -88,3 +100,28 @@ def test_what_a_collector_gets(tmp_path: Path) -> None:
     )  # fmt: skip
     of_orders = (sent, first, again, second, aside)
     assert len({one.attributes["messaging.message.id"] for one in of_orders}) == 1
+
+
+@needs_a_collector
+def test_what_a_collector_gets_of_a_spark_job(tmp_path: Path) -> None:
+    """The tasks' spans come from Spark's Python workers, which have an SDK of their own."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    pytest.importorskip("pyspark")
+    url = f"embedded://{tmp_path}/store"
+    root = str(ROOT)
+    trace = run(
+        "job", "tests.apps.collected_spark", url, str(tmp_path), IGNIS_TRACING_ENABLED="true", PYTHONPATH=root
+    ).splitlines()[-1]
+    spans = eventually(
+        lambda: found if len(found := collected(ADDRESS, trace, FILE)) >= 9 else None, "the spans arrive"
+    )
+    sys.stdout.write(f"\n{tree(spans)}\n")
+    (job,) = [one for one in spans if one.name == "nightly"]
+    loads = [one for one in spans if one.name == "publish orders"]
+    assert [(one.parent, one.kind, one.attributes["messaging.batch.message_count"]) for one in loads] == [
+        (job.id, "PRODUCER", 3)
+    ] * 2
+    calls = [one for one in spans if one.name == "process orders"]
+    assert Counter(one.parent for one in calls) == Counter({one.id: 3 for one in loads})
+    assert len(spans) == 9

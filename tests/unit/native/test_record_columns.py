@@ -68,6 +68,17 @@ def test_a_slice_is_what_it_shows() -> None:
         assert not record.key or shard == shard_for_key(record.key, 4)
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(4)], ids=str)
+def test_each_body_has_its_meta(kind: Any) -> None:
+    bodies = pa.array([b"%d" % number for number in range(100)])
+    metas = pa.array([b"%04d" % number if number % 3 else None for number in range(100)], kind)
+    found = read(pack(bodies.slice(7, 50), metas=metas.slice(7, 50), max_bytes=400))
+    assert sorted(int(record.body) for _, record in found) == list(range(7, 57))
+    for _, record in found:
+        number = int(record.body)
+        assert record.meta == (b"%04d" % number if number % 3 else b"")
+
+
 def test_ids_of_a_batch() -> None:
     ids = [bytes([number]) * 16 for number in range(5)]
     ((_, batch),) = pack(pa.array(["x"] * 5), ids=pa.array(ids, pa.binary(16)))
@@ -150,6 +161,8 @@ def test_the_column_is_let_go() -> None:
         (pa.array(["a", None]), {}, ValueError),
         (pa.array(["a"]), {"keys": pa.array(["a", "b"])}, ValueError),
         (pa.array(["a"]), {"keys": pa.array(["k" * 65_536])}, MessageTooLargeError),
+        (pa.array(["a"]), {"metas": pa.array([b"a", b"b"])}, ValueError),
+        (pa.array(["a"]), {"metas": pa.array([1])}, TypeError),
         (pa.array(["a"]), {"ids": pa.array([b"x" * 16])}, TypeError),
         (pa.array(["a"]), {"ids": pa.array([b"x" * 8], pa.binary(8))}, TypeError),
         (pa.array(["a"]), {"ids": pa.array([None], pa.binary(16))}, ValueError),
