@@ -122,6 +122,8 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
     endpoint: HttpEndpoint | None = None
     service = ServiceNotifier(lambda: not app.ready, lambda: not failed_queues(app))
     with contextlib.ExitStack() as closing:
+        if link is not None:
+            closing.callback(link.close)
         closing.callback(app.close_quietly)
         closing.callback(service.close)
         if given.health_bind is not None:

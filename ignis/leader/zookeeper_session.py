@@ -48,6 +48,8 @@ _AWAY = (
     SessionMovedError,
 )  # fmt: skip
 _LONGEST_PAUSE_S = 1.0
+_MOST_REMADE = 3
+"""How often the nodes above one are made again, while somebody deletes them."""
 _CLOSE_S = 5.0
 _CLOSE_AWAY_S = 1.0
 
@@ -180,16 +182,20 @@ class Session:
         return list(found or ())
 
     def create(self, path: str, data: bytes, *, sequence: bool = False) -> bool:
-        """Makes a node that ends with the session; False when there is one of that name. ``sequence`` appends a number
-        that rises."""
-        made = self._ask(
-            path,
-            lambda client: client.create_async(
-                self._full(path), data, ephemeral=True, sequence=sequence, makepath=True
-            ),
-            NodeExistsError,
-        )
-        return made is not None
+        """Makes a node that ends with the session, and those above it; False when there is one of that name. ``sequence``
+        appends a number that rises."""
+
+        def make(client: Any) -> Any:
+            return client.create_async(self._full(path), data, ephemeral=True, sequence=sequence, makepath=True)
+
+        for _ in range(_MOST_REMADE):
+            try:
+                return self._ask(path, make, NodeExistsError) is not None
+            except CoordinatorError as exc:
+                # A node above was deleted again before the next one was there.
+                if not isinstance(exc.__cause__, NoNodeError):
+                    raise
+        return self._ask(path, make, NodeExistsError) is not None
 
     def ensure(self, path: str) -> None:
         """Makes a node that stays, and those above it. Idempotent."""

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import ignis
+from tests.support import WAIT_S, eventually
 
 pytestmark = pytest.mark.integration
 
-START_S = 120.0
+START_S = 100.0
 MODULE = """
 import threading, warnings
 import ignis
@@ -58,34 +59,56 @@ def command_of(name: str, directory: Path) -> list[str]:
     return [one.format(directory=directory) for one in COMMANDS[name]]
 
 
-def started(arguments: list[str], directory: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "default"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "ignis", *arguments, "--log-format", "json"],
-        cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+class Started:
+    """A command as a process, ended for sure. What it writes goes into files: to read a pipe by lines and then to its end
+    loses what was read ahead."""
+
+    def __init__(self, arguments: list[str], directory: Path) -> None:
+        self._files = directory / "out", directory / "error"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "default"}
+        with self._files[0].open("wb") as out, self._files[1].open("wb") as error:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ignis", *arguments, "--log-format", "json"],
+                cwd=directory, env=environment, stdout=out, stderr=error,
+            )  # fmt: skip
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text("utf-8")
+
+    @property
+    def error(self) -> str:
+        return self._files[1].read_text("utf-8")
+
+    def runs(self) -> bool:
+        """Whether it has said so; fails the test when it has ended."""
+        ended = self.process.poll() is not None
+        whole = self.error.rpartition("\n")[0]
+        if any(one["event"] == "started" for one in lines_of(whole)):
+            return True
+        assert not ended, self.error
+        return False
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_from_its_start_to_its_end(command: str, tmp_path: Path, embedded_url: str) -> None:
     with ignis.Ignis(embedded_url) as app:
         app.queue("q", str).publish("one")
-    process = started([*command_of(command, tmp_path), "--url", embedded_url], tmp_path)
-    assert process.stderr is not None
-    try:
-        said: list[str] = []
-        while not said or json.loads(said[-1])["event"] != "started":
-            said.append(process.stderr.readline())
-            assert said[-1], said
-        process.send_signal(signal.SIGTERM)
-        out, rest = process.communicate(timeout=START_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    found = lines_of("".join(said) + rest)
-    assert out == ""
-    assert process.returncode == 0
+    with Started([*command_of(command, tmp_path), "--url", embedded_url], tmp_path) as started:
+        eventually(started.runs, f"{command} runs", START_S)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(START_S) == 0, started.error
+    found = lines_of(started.error)
+    assert started.out == ""
+    assert [one["message"] for one in found if "ResourceWarning" in one["message"]] == []
     if command in ("worker", "supervisor"):
         assert any("old ways" in one["message"] for one in found if one["logger"] == "py.warnings")
         errors = {one["error"] for one in found if one["logger"] == "ignis.uncaught"}
@@ -102,15 +125,9 @@ def test_what_keeps_it_from_starting(command: str, broken: str, tmp_path: Path) 
         (tmp_path / "jobs.py").write_text("1 / 0")
     url = "nonsense://x" if broken == "url" else f"embedded://{tmp_path}/store"
     more = ["--nonsense"] if broken == "option" else []
-    process = started([*arguments, "--url", url, *more], tmp_path)
-    try:
-        out, error = process.communicate(timeout=START_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert process.returncode not in (0, None)
-    assert out == ""
-    found = lines_of(error)
+    with Started([*arguments, "--url", url, *more], tmp_path) as started:
+        assert started.process.wait(START_S) != 0
+    assert started.out == ""
+    found = lines_of(started.error)
     [failed] = [one for one in found if one["event"] == "failed"]
     assert failed["exit_code"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack_connect
 from ignis.broker.protocol.payloads import Connected
 from ignis.native import FrameDecoder, encode_frame
+from tests.support import WAIT_S
 
 Script = Callable[[int, int, bytes], "bytes | None"]
 
@@ -24,8 +26,8 @@ class Puppet:
         self._script = script
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def _accept(self) -> None:
         while True:
@@ -34,7 +36,8 @@ class Puppet:
             except OSError:
                 return
             self.connections.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,), daemon=True))
+            self._threads[-1].start()
 
     def _serve(self, connection: socket.socket) -> None:
         decoder = FrameDecoder()
@@ -58,12 +61,26 @@ class Puppet:
                         answer = self._script(command, request_id, payload)
                     if answer is None:
                         return
-                    connection.sendall(answer)
+                    try:
+                        connection.sendall(answer)
+                    except OSError:  # the client has gone
+                        return
 
     def __enter__(self) -> Puppet:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._listener.close()
+        _end(self._listener)
+        self._threads[0].join(WAIT_S)  # none is added from here on
         for connection in self.connections:
-            connection.close()
+            _end(connection)
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+
+def _end(sock: socket.socket) -> None:
+    """Closing alone does not wake the thread that waits inside."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

@@ -271,7 +271,7 @@ def test_a_pause_of_an_idle_queue_is_quiet_at_once_and_ends(any_app: ignis.Ignis
     eventually(lambda: seen == [1])
     wait_idle(queue)
     any_app.pause()
-    eventually(lambda: any_app.quiet, timeout=5)
+    eventually(lambda: any_app.quiet)
     queue.publish(2)
     time.sleep(0.1)
     assert seen == [1]

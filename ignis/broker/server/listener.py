@@ -143,7 +143,12 @@ class Listener:
         # Until the transport has it, closing it is ending the task.
         visitor.close = task.cancel
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(lambda task: self._opened(task, sock, visitor))
+
+    def _opened(self, task: asyncio.Task[None], sock: socket.socket, visitor: Visitor) -> None:
+        self._opening.discard(task)
+        if task.cancelled():  # before it began: it has ended nothing
+            self._end(sock, visitor)
 
     def _refuse(self, sock: socket.socket, exc: TooManyRequestsError) -> None:
         self._unsaid += 1

@@ -215,7 +215,7 @@ class ProcessWorker(Worker):
                     self._attached = True
                     self._unlink()
                 if not messages and self.process.poll() is not None:
-                    self._take(self._outbox.recv_many(1 << 20, 0) if self._attached else [])
+                    self._take(self._outbox.recv_many(1 << 20, 0))
                     break
         except PeerDiedError:
             pass

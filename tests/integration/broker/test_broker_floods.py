@@ -193,3 +193,27 @@ def test_a_listener_that_cannot_accept_rests(memory_url: str, uvloop: bool) -> N
         with Wire(broker.port) as wire:
             wire.greet()
         assert (failures, accepting.pauses) == ([], 3)
+
+
+@pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
+def test_who_is_given_up_as_soon_as_he_is_accepted_is_closed_and_counted_no_longer(
+    memory_url: str, uvloop: bool
+) -> None:
+    """The listener ends in the turn of the event loop in which it accepted: nothing of the connection has begun."""
+    with running(memory_url, uvloop=uvloop) as broker:
+        accepting = broker.broker._listener
+        assert accepting is not None
+        (listening,) = accepting._sockets
+
+        def accept_and_end() -> int:
+            client.connect(("127.0.0.1", broker.port))
+            assert select.select([listening], [], [], WAIT_S)[0]
+            accepting._accept(listening)
+            accepting.close()
+            return broker.broker.admission.count
+
+        with socket.socket() as client:
+            client.settimeout(WAIT_S)
+            assert broker.on_loop(accept_and_end) == 1
+            assert client.recv(1) == b""
+            eventually(lambda: not broker.broker.admission.count)

@@ -112,6 +112,22 @@ class Tree:
             except NoNodeError:
                 self.put(path, data, acl)
 
+    def vanish(self, path: str) -> bool:
+        """Deletes a node and all below it, in one transaction; False when there was a change meanwhile. Deleted one by
+        one, the election makes the first ones anew before the last one is gone, and again at the next attempt."""
+        from kazoo.exceptions import KazooException, NoNodeError
+
+        doomed = [path]
+        try:
+            for one in doomed:  # which grows
+                doomed += [f"{one}/{name}" for name in self.client.get_children(one)]
+        except NoNodeError:
+            return False
+        transaction = self.client.transaction()
+        for one in reversed(doomed):
+            transaction.delete(one)
+        return not any(isinstance(done, KazooException) for done in transaction.commit())
+
 
 @pytest.fixture
 def tree(raw: Any, store: Store) -> Tree:
@@ -120,6 +136,18 @@ def tree(raw: Any, store: Store) -> Tree:
 
 def leads(leader: Any) -> bool:
     return leader.try_lead() is not None and leader.stats()["available"]
+
+
+def whole(first: Any, second: Any) -> bool:
+    """Either leads, both take part, and anybody sees so."""
+    leading = [one for one in (first, second) if leads(one)]
+    seen = first.status()
+    return (
+        len(leading) == 1
+        and seen.leader == seen.sweeping != ""
+        and seen.members == ("i1", "i2")
+        and all(one.stats()["available"] for one in (first, second))
+    )
 
 
 def goes_round(leader: Any, rounds: int = 3) -> None:
@@ -227,28 +255,48 @@ def test_one_that_cannot_be_told_does_not_lead_and_lets_others(
     "gone", ["loadbalancer-leader", "members", "communicator", ""], ids=["contest", "members", "assignments", "all"]
 )
 def test_deleted_parents_come_back(gone: str, candidate: MakeLeader, tree: Tree) -> None:
+    first, second = candidate("i1"), candidate("i2")
+    eventually(first.try_lead)
+    assert second.try_lead() is None
+    eventually(lambda: second.assignment is not None)
+    eventually(lambda: tree.vanish(f"{tree.base}/{gone}".rstrip("/")))
+    eventually(lambda: whole(first, second))
+
+
+def test_parents_that_are_deleted_again_and_again_come_back(
+    candidate: MakeLeader, tree: Tree, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One by one, while the election makes them anew."""
     from kazoo.exceptions import NotEmptyError
 
     first, second = candidate("i1"), candidate("i2")
-    first.lead()
+    eventually(first.try_lead)
     assert second.try_lead() is None
-    eventually(lambda: second.assignment is not None)
+    for _ in range(30):
+        with contextlib.suppress(NotEmptyError):
+            tree.client.delete(tree.base, recursive=True)
+    eventually(lambda: whole(first, second))
+    assert not [one for one in caplog.records if one.exc_info]
 
-    def delete() -> bool:
-        with contextlib.suppress(NotEmptyError):  # they are quick to make it anew
-            tree.client.delete(f"{tree.base}/{gone}".rstrip("/"), recursive=True)
-            return True
-        return False
 
-    eventually(delete)
+def test_a_parent_that_vanishes_while_the_way_is_made_is_made_again(
+    candidate: MakeLeader, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver makes the nodes above one by one, and fails when one of them is gone before the next is there."""
+    leader = candidate("i1", refresh_s=WAIT_S, session_timeout_s=WAIT_S)
+    driver, left = leader._session._client, 2
+    real = driver.create_async
 
-    def whole() -> bool:
-        leading = [one for one in (first, second) if leads(one)]
-        seen = first.status()
-        return len(leading) == 1 and seen.leader == seen.sweeping != "" and seen.members == ("i1", "i2")
+    def create_async(path: str, *args: Any, **settings: Any) -> Any:
+        nonlocal left
+        if path == tree.contest and left:
+            left -= 1
+            assert tree.vanish(tree.base)
+        return real(path, *args, **settings)
 
-    eventually(whole)
-    assert all(one.stats()["available"] for one in (first, second))
+    monkeypatch.setattr(driver, "create_async", create_async)
+    assert leader.lead()
+    assert (left, leader.stats()["trouble"]) == (0, "")
 
 
 def test_generated_bytes_everywhere(candidate: MakeLeader, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:

@@ -119,8 +119,8 @@ os.kill(os.getpid(), signal.SIGKILL)
             # The dead one's six slots come back; what it had not taken is all here.
             assert consumer.recv_many(100) == [b"%d" % i for i in range(6, 16)]
             for i in range(100):
-                producer.send(b"%d" % i, timeout=5)
-                assert consumer.recv(5) == b"%d" % i
+                producer.send(b"%d" % i, timeout=30)
+                assert consumer.recv(30) == b"%d" % i
             assert consumer.recv_many(1, timeout=0) == []
         assert producer.stats()["active"] == 0
         assert producer.stats()["bad_returns"] == 0

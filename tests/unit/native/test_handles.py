@@ -450,7 +450,7 @@ def test_the_last_one_out_finishes_the_close() -> None:
     eventually(thread.is_alive)
     with contextlib.suppress(errors.WaitTimeoutError):
         board.close(0)
-    assert ended.wait(10)
+    assert ended.wait(30)
     thread.join()
     board.close()
 

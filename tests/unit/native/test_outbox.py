@@ -133,7 +133,7 @@ def test_threads_wait_for_receipts() -> None:
 
     def wait(i: int) -> None:
         try:
-            results[i] = receipts[i].result(10)
+            results[i] = receipts[i].result(30)
         except ValueError as error:
             results[i] = error
 
