@@ -11,10 +11,8 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import struct
-import subprocess
 import tempfile
 import time
 from datetime import datetime, timedelta, timezone
@@ -26,11 +24,12 @@ from rich.table import Table
 
 from bench.measure import Options, Recorder, Result, Sample
 from bench.memory import Watch
-from bench.peers.base import NONE, PROMISES, SYNC, MissingError, Peer, require_program
+from bench.peers.base import NONE, PROMISES, SYNC, Peer
 from bench.peers.beanstalkd import Beanstalkd
 from bench.peers.huey_sqlite import HueySqlite
 from bench.peers.ignis_broker import IgnisBroker
 from bench.peers.ignis_embedded import IgnisEmbedded
+from bench.peers.nats_schedules import NatsSchedules
 from bench.processes import BenchError, Gate, Task, run_together
 from bench.store import measure, started
 from bench.tables import Goal, console, latency_table, rate, show_environment
@@ -43,27 +42,8 @@ _BATCH = 1_000
 _STAMP = struct.Struct("<q")
 _SLACK_S = 60.0
 _FAR_S = 86_400.0
-_FIRST_SCHEDULES = (2, 12)
 GOALS_MS = {"embedded": (1.0, 5.0), "broker": (2.0, 10.0)}
 MEMORY_BYTES = 100 << 20
-
-
-class NatsSchedules(Peer):
-    """Message schedules of JetStream, which 2.12 and later have. Debian has 2.9, and PyPI has no such server: its
-    `nats-server` is an empty 0.0.0. So this row is MISSING until one is built from its source."""
-
-    name = "NATS JetStream, schedules"
-    durability = NONE
-    can_delay = True
-
-    def require(self) -> None:
-        program = require_program("nats-server", "nats-server")
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-        found = re.search(r"(\d+)\.(\d+)", said)
-        version = said.strip() or "unknown"
-        if found is None or tuple(map(int, found.groups())) < _FIRST_SCHEDULES:
-            raise MissingError(f"MISSING: {version} has no delayed messages; 2.12 and later have")
-        raise MissingError(f"MISSING: {version} has delayed messages, and this bench does not put any there yet")
 
 
 def produce(gate: Gate, peer: Peer, size: int, count: int) -> None:
@@ -108,10 +88,8 @@ def delay_errors(options: Options, recorder: Recorder) -> None:
     for durability in (SYNC, NONE):
         peers: list[Peer] = [
             IgnisEmbedded(durability), IgnisEmbedded(durability, pool="async"), IgnisBroker(durability),
-            Beanstalkd(durability), HueySqlite(durability),
+            Beanstalkd(durability), HueySqlite(durability), NatsSchedules(durability),
         ]  # fmt: skip
-        if durability == NONE:
-            peers.append(NatsSchedules())
         parameters = {"delay_s": DELAY_S, "every_s": EVERY_S}
         tried = [
             (peer, Result(peer.name, durability, peer.how_delay, dict(parameters)))
