@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from ignis.errors import (
     StoreFullError,
     WaitTimeoutError,
 )
-from ignis.native import PackedBatch, encode_record, id_text
 from ignis.process_hooks import FORKS
 from ignis.publisher import pending_messages
 from ignis.testing import ManualClock, drain
@@ -306,17 +304,6 @@ def test_keys_of_many_shards_and_none_in_one_load(app: Ignis, monkeypatch: pytes
     publisher.close()
     found = [one.message.body for one in queue.later if one.message is not None]
     assert found == [b"%d" % n for n in sorted(range(200), key=lambda n: n * 7 % 200)]
-
-
-def test_ids_that_go_back_keep_their_due_times() -> None:
-    """As those of a wall clock that is set back between two messages."""
-    ids = [bytes([n]) * 16 for n in (9, 3, 7, 1)]
-    receipts: Any = [SimpleNamespace(id=id_text(one)) for one in ids]
-    batches = [
-        (shard, PackedBatch.pack([encode_record(b"x", id=ids[n]) for n in members]))
-        for shard, members in enumerate([(0, 3), (1, 2)])
-    ]
-    assert delaying_publisher._by_batch(batches, [10, 20, 30, 40], receipts) == [[10, 40], [20, 30]]
 
 
 def test_in_the_child_of_a_fork_it_says_so(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
