@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ignis.config import PublisherSettings, check_timeout
 from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import DelayNotSupportedError, ForkedHandleError, PublishError
-from ignis.later import MAX_DELAY_S, due_time_ms
+from ignis.later import due_time_ms
 from ignis.magazine import Magazine, route_with_dues
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt
 from ignis.native.histogram import Histogram
@@ -85,11 +85,14 @@ class DelayingPublisher(TwoRingPublisher[M]):
                 raise DelayNotSupportedError(type(self._magazine.store).__name__)
             if self._second is None:
                 self._second = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
+                if self._second.delays and self._store.of_boottime_ms is not None:
+                    self._put_after = self._second.putter
             return self._second
 
     def close(self, timeout: float | None = None) -> None:
         timeout = None if timeout is None else check_timeout(timeout)
         began_s, refused = time.monotonic(), None
+        self._put_after = None
         if self._second is not None:
             self._second._press()
         try:
@@ -108,6 +111,7 @@ class DelayingPublisher(TwoRingPublisher[M]):
 
     def end(self) -> bool:
         with self._making:
+            self._put_after = None
             ends, timed = super().end(), self._second
         if timed is None:
             return ends
@@ -115,6 +119,7 @@ class DelayingPublisher(TwoRingPublisher[M]):
         return ends and not timed.is_flusher(threading.current_thread())
 
     def give_up(self) -> None:
+        self._put_after = None
         super().give_up()
         if self._second is not None:
             self._second.give_up()
@@ -167,7 +172,6 @@ class _TimedRing(Publisher[M]):
         self._clock = _NearClock(store) if store.asks_clock else store
         self._asked, self._moved = _SameTimes(), _SameTimes()  # by `at`, and by the due time of `_clock`
         self._settling = threading.Lock()
-        self._of_boottime_ms = store.of_boottime_ms
         self.delays = magazine.store.keeps_later
         """Whether it takes delayed messages."""
         self._dues_ms: Sequence[Sequence[int]] | None = None
@@ -180,10 +184,15 @@ class _TimedRing(Publisher[M]):
     def _open_outbox(self) -> Outbox:
         return Outbox(
             capacity=self._settings.capacity, max_message_bytes=self._magazine.max_message_bytes, timed=True,
-            of_boottime_ms=self._of_boottime_ms,
+            of_boottime_ms=self._store.of_boottime_ms,
         )  # fmt: skip
 
     def _sender(self) -> Callable[..., Receipt]:
+        return self.putter
+
+    @property
+    def putter(self) -> Callable[..., Receipt]:
+        """Puts an encoded message into the ring, with its times."""
         return self._drained.send_timed
 
     def send_timed(
@@ -195,20 +204,11 @@ class _TimedRing(Publisher[M]):
         later: tuple[Any, Any] | None,
         deadline: Deadline | None,
     ) -> Receipt:
-        plain = key is None and headers is None and deadline is None
-        if plain and later is not None and self._of_boottime_ms is not None:
-            delay_s, at = later
-            if (
-                at is None and delay_s.__class__ is float and 0.0 < delay_s <= MAX_DELAY_S
-            ):  # as below, for who sends many
-                return self._put(
-                    self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, None, None, delay_s
-                )  # fmt: skip
         due_ms = None if later is None else due_time_ms(self._clock, *later)
         if due_ms is not None and later is not None and later[1] is not None:
             with self._settling:
                 due_ms = self._asked.settled_ms(later[1], due_ms)
-        if plain:
+        if key is None and headers is None and deadline is None:
             return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, due_ms)
         until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
         shard, raw_key, meta = self._envelope(key, headers, deadline)

@@ -37,6 +37,7 @@ from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shar
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
+from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.pending_load import PendingLoad
 
 __all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages"]
@@ -83,6 +84,8 @@ class Publisher(Generic[M]):
     """Whether ``on_stored`` is called."""
     deadline_of: Callable[[Any, Any], Deadline | None] | None = None
     """What ``expires_in`` and ``expires_at`` mean for the queue; None = it is a magazine's publisher."""
+    _put_after: Callable[..., Receipt] | None = None
+    """Puts a message into a ring that reckons its due time itself, from a delay in seconds; None: there is none, or no more."""
     receipt_timeout_s: float | None = None
     """How long ``queue.apublish`` waits for a receipt; None = the store bounds its own calls."""
 
@@ -170,6 +173,12 @@ class Publisher(Generic[M]):
         elif timeout.__class__ is not float or not timeout >= 0:
             timeout = check_timeout(timeout)
         if delay is not None or at is not None:
+            put = self._put_after
+            if (
+                put is not None and delay.__class__ is float and 0.0 < delay <= MAX_TTL_S and at is None and key is None
+                and headers is None and expires_in is None and expires_at is None
+            ):  # fmt: skip
+                return put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, None, None, delay)
             deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
             return self._send_timed(message, key, headers, timeout, (delay, at), deadline)
         if expires_in is not None or expires_at is not None:
