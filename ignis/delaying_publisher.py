@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from ignis.config import PublisherSettings, check_timeout
 from ignis.deadlines import LEAST_TTL_S, Deadline
-from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
+from ignis.errors import DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
-from ignis.magazine import Magazine
-from ignis.native import ANY_SHARD, PackedBatch, Receipt, id_text
+from ignis.magazine import Magazine, route_with_dues
+from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
@@ -26,8 +26,6 @@ __all__ = ["DelayingPublisher"]
 
 M = TypeVar("M")
 
-_FIRST_PAUSE_S = 0.0005
-_LONGEST_PAUSE_S = 0.01
 _NOISE_MS = 50
 """Two reckonings of one due time that differ by less are the same."""
 _MOST_TIMES = 1_000
@@ -87,11 +85,14 @@ class DelayingPublisher(TwoRingPublisher[M]):
                 raise DelayNotSupportedError(type(self._magazine.store).__name__)
             if self._second is None:
                 self._second = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
+                if self._second.delays and self._store.of_boottime_ms is not None:
+                    self._put_after = self._second.putter
             return self._second
 
     def close(self, timeout: float | None = None) -> None:
         timeout = None if timeout is None else check_timeout(timeout)
         began_s, refused = time.monotonic(), None
+        self._put_after = None
         if self._second is not None:
             self._second._press()
         try:
@@ -110,6 +111,7 @@ class DelayingPublisher(TwoRingPublisher[M]):
 
     def end(self) -> bool:
         with self._making:
+            self._put_after = None
             ends, timed = super().end(), self._second
         if timed is None:
             return ends
@@ -117,6 +119,7 @@ class DelayingPublisher(TwoRingPublisher[M]):
         return ends and not timed.is_flusher(threading.current_thread())
 
     def give_up(self) -> None:
+        self._put_after = None
         super().give_up()
         if self._second is not None:
             self._second.give_up()
@@ -153,23 +156,6 @@ class _SameTimes:
         return reckoned_ms
 
 
-class _Run:
-    """Messages that lie in the ring one behind the other, and may go together.
-
-    Attributes:
-        delayed: whether they wait for their time.
-        until: when the store retires them, in steps of `_STEP_MS` since 1970; None = it is told nothing.
-        count: how many.
-    """
-
-    __slots__ = ("count", "delayed", "until")
-
-    def __init__(self, delayed: bool, until: int | None, count: int) -> None:
-        self.delayed = delayed
-        self.until = until
-        self.count = count
-
-
 class _TimedRing(Publisher[M]):
     """The messages of one publisher that have a time. Its flusher stores what has gathered: with a due time for each, and
     together only what the store retires at the same time, since a load has one time to live."""
@@ -185,17 +171,29 @@ class _TimedRing(Publisher[M]):
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
         self._asked, self._moved = _SameTimes(), _SameTimes()  # by `at`, and by the due time of `_clock`
+        self._settling = threading.Lock()
         self.delays = magazine.store.keeps_later
         """Whether it takes delayed messages."""
-        self._dues_ms: deque[int] = deque()
-        """Due times by `_clock`, of what is delayed and in the ring, in its order."""
-        self._receipts: deque[Receipt] = deque()
-        """Theirs: what goes to several shards is found by its ids."""
-        self._runs: deque[_Run] = deque()
-        """Of what is in the ring, in its order."""
-        self._putting = threading.Lock()  # a message is in the ring and in the tables, or in neither
+        self._dues_ms: Sequence[Sequence[int]] | None = None
+        """Of what the flusher has drained, by `_clock`; None = it does not wait."""
+        self._until: int | None = None
+        """When the store retires that, in steps of `_STEP_MS` since 1970; None = it is told nothing."""
         super().__init__(magazine, settings, on_stored=on_stored, times=times)
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
+
+    def _open_outbox(self) -> Outbox:
+        return Outbox(
+            capacity=self._settings.capacity, max_message_bytes=self._magazine.max_message_bytes, timed=True,
+            of_boottime_ms=self._store.of_boottime_ms,
+        )  # fmt: skip
+
+    def _sender(self) -> Callable[..., Receipt]:
+        return self.putter
+
+    @property
+    def putter(self) -> Callable[..., Receipt]:
+        """Puts an encoded message into the ring, with its times."""
+        return self._drained.send_timed
 
     def send_timed(
         self,
@@ -208,57 +206,27 @@ class _TimedRing(Publisher[M]):
     ) -> Receipt:
         due_ms = None if later is None else due_time_ms(self._clock, *later)
         if due_ms is not None and later is not None and later[1] is not None:
-            with self._putting:
+            with self._settling:
                 due_ms = self._asked.settled_ms(later[1], due_ms)
+        if key is None and headers is None and deadline is None:
+            return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, due_ms)
         until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
-        until_s, pause_s = None, _FIRST_PAUSE_S
-        while True:
-            try:
-                with self._putting:
-                    if key is None and headers is None and deadline is None:
-                        receipt = self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", 0.0)
-                    else:
-                        receipt = self._send_keyed(message, key, headers, 0.0, deadline)
-                    if due_ms is not None:
-                        self._dues_ms.append(due_ms)
-                        self._receipts.append(receipt)
-                    self._note(due_ms is not None, until)
-                    return receipt
-            except ChannelFullError:
-                # Not within the lock: the flusher takes it, and makes the room.
-                if not timeout:
-                    raise
-                now_s = time.monotonic()
-                if until_s is None:
-                    until_s = now_s + timeout
-                if now_s >= until_s:
-                    raise self._still_full() from None
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        shard, raw_key, meta = self._envelope(key, headers, deadline)
+        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout, due_ms, until)
 
-    def _note(self, delayed: bool, until: int | None) -> None:
-        if self._runs:
-            last = self._runs[-1]
-            if last.delayed == delayed and last.until == until:
-                last.count += 1
-                return
-        self._runs.append(_Run(delayed, until, 1))
+    def _drain(
+        self, most: int, most_bytes: int, any_shard: int, shards: int, timeout_s: float
+    ) -> tuple[int, Sequence[tuple[int, PackedBatch]]]:
+        count, batches, self._dues_ms, self._until = self._drained.drain_timed(
+            most, most_bytes, any_shard, shards, timeout_s
+        )
+        return count, batches
 
-    def _most(self) -> int:
-        with self._putting:
-            # One where there is nothing yet: what comes next may be followed by what it cannot go with.
-            return min(self._runs[0].count, super()._most()) if self._runs else 1
-
-    def _taken(self, count: int) -> tuple[_Run, list[int], list[Receipt]]:
-        """What those that come next have in common, their due times and receipts; so many are gone from the ring."""
-        run = self._runs[0]
-        run.count -= count
-        if not run.count:
-            self._runs.popleft()
-        if not run.delayed:
-            return run, [], []
-        next_due_ms, next_receipt = self._dues_ms.popleft, self._receipts.popleft
-        return run, [next_due_ms() for _ in range(count)], [next_receipt() for _ in range(count)]
+    def _routed(self, batches: Sequence[tuple[int, PackedBatch]]) -> Sequence[tuple[int, PackedBatch]]:
+        if self._dues_ms is None:
+            return super()._routed(batches)
+        batches, self._dues_ms = route_with_dues(batches, self._dues_ms, self._magazine.shards)
+        return batches
 
     def is_flusher(self, thread: threading.Thread) -> bool:
         """Whether it would wait for itself."""
@@ -268,16 +236,11 @@ class _TimedRing(Publisher[M]):
         """One load at a time: where a message waits for its time nobody counts on its place."""
         began_s = time.monotonic()
         try:
-            with self._putting:
-                run, taken_ms, receipts = self._taken(count)
-            if run.delayed and (ahead_ms := self._ahead_ms()):
+            dues_ms = self._dues_ms
+            if dues_ms is not None and (ahead_ms := self._ahead_ms()):
                 settled_ms = self._moved.settled_ms
-                taken_ms = [max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in taken_ms]
-            dues_ms = None
-            if run.delayed:
-                in_order = len(batches) == 1 and not self._rerouting
-                dues_ms = [taken_ms] if in_order else _by_batch(batches, taken_ms, receipts)
-            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(run.until))
+                dues_ms = [[max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in some] for some in dues_ms]
+            batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(self._until))
         except BaseException as exc:
             self._refused(count, exc)
         else:
@@ -296,12 +259,3 @@ class _TimedRing(Publisher[M]):
             return 0
         asked_s = time.monotonic()
         return math.ceil((self._store.now_s() - asked_s) * 1000)
-
-
-def _by_batch(
-    batches: Sequence[tuple[int, PackedBatch]], dues_ms: list[int], receipts: Sequence[Receipt]
-) -> list[list[int]]:
-    """The due times of what came out of the ring, which are in its order, for each message of each batch. By the ids, but not
-    by their order: a wall clock that is set back sets them back."""
-    due_ms = dict(zip((one.id for one in receipts), dues_ms, strict=True))
-    return [[due_ms[id_text(one)] for one in batch.ids()] for _, batch in batches]

@@ -37,6 +37,7 @@ from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shar
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
+from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.pending_load import PendingLoad
 
 __all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages"]
@@ -83,6 +84,8 @@ class Publisher(Generic[M]):
     """Whether ``on_stored`` is called."""
     deadline_of: Callable[[Any, Any], Deadline | None] | None = None
     """What ``expires_in`` and ``expires_at`` mean for the queue; None = it is a magazine's publisher."""
+    _put_after: Callable[..., Receipt] | None = None
+    """Puts a message into a ring that reckons its due time itself, from a delay in seconds; None: there is none, or no more."""
     receipt_timeout_s: float | None = None
     """How long ``queue.apublish`` waits for a receipt; None = the store bounds its own calls."""
 
@@ -106,7 +109,7 @@ class Publisher(Generic[M]):
         """Whether the number of shards has changed: a message in the ring may have been given its shard before."""
         self._timeout_s = settings.send_timeout_s
         self._outbox = self._open_outbox()
-        self._put: Callable[..., Receipt] = self._outbox.send
+        self._put = self._sender()
         self._turn = itertools.count()
         self._closing = False
         self._ended: ClosedError | None = None  # why the flusher is gone before `close`
@@ -118,6 +121,10 @@ class Publisher(Generic[M]):
 
     def _open_outbox(self) -> SendRing:
         return Outbox(capacity=self._settings.capacity, max_message_bytes=self._magazine.max_message_bytes)
+
+    def _sender(self) -> Callable[..., Receipt]:
+        """What puts an encoded message into the ring."""
+        return self._outbox.send
 
     @property
     def _drained(self) -> Outbox:
@@ -166,7 +173,14 @@ class Publisher(Generic[M]):
         elif timeout.__class__ is not float or not timeout >= 0:
             timeout = check_timeout(timeout)
         if delay is not None or at is not None:
-            return self._send_timed(message, key, headers, timeout, (delay, at), self._deadline(expires_in, expires_at))
+            put = self._put_after
+            if (
+                put is not None and delay.__class__ is float and 0.0 < delay <= MAX_TTL_S and at is None and key is None
+                and headers is None and expires_in is None and expires_at is None
+            ):  # fmt: skip
+                return put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, None, None, delay)
+            deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
+            return self._send_timed(message, key, headers, timeout, (delay, at), deadline)
         if expires_in is not None or expires_at is not None:
             return self._send_timed(message, key, headers, timeout, None, self._deadline(expires_in, expires_at))
         if key is None and headers is None:
@@ -190,10 +204,16 @@ class Publisher(Generic[M]):
         timeout: float,
         deadline: Deadline | None = None,
     ) -> Receipt:
+        shard, raw_key, meta = self._envelope(key, headers, deadline)
+        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
+
+    def _envelope(
+        self, key: str | bytes | None, headers: dict[str, Any] | None, deadline: Deadline | None
+    ) -> tuple[int, bytes, bytes]:
+        """The shard, the key as it is stored, and the growing part of the envelope."""
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
-        meta = b"" if headers is None and deadline is None else self._meta(headers, deadline)
-        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
+        return shard, raw_key, b"" if headers is None and deadline is None else self._meta(headers, deadline)
 
     def _meta(self, headers: dict[str, Any] | None, deadline: Deadline | None) -> bytes:
         """The growing part of the envelope."""
@@ -295,7 +315,7 @@ class Publisher(Generic[M]):
         except WaitTimeoutError:
             self._closing = False
             if self._ended is None:
-                self._put = self._outbox.send
+                self._put = self._sender()
             raise
         failed, first = int(self._outbox.failed), self._outbox.first_error
         self._outbox.close()  # wakes the flusher, which has nothing left to do
@@ -364,8 +384,8 @@ class Publisher(Generic[M]):
             if shards != self._magazine.shards:
                 shards, self._rerouting = self._magazine.shards, True
             try:
-                count, batches = outbox.drain(
-                    self._most(), settings.max_batch_bytes, next(self._turn) % shards, shards,
+                count, batches = self._drain(
+                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards,
                     0 if under_way else _IDLE_S,
                 )  # fmt: skip
             except ClosedError:
@@ -374,7 +394,7 @@ class Publisher(Generic[M]):
                 return
             if count:
                 if self._rerouting:
-                    batches = self._magazine.routed(batches)
+                    batches = self._routed(batches)
                 self._load(count, batches, shards, under_way)
             elif under_way:
                 self._finish(under_way)
@@ -390,9 +410,15 @@ class Publisher(Generic[M]):
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
 
-    def _most(self) -> int:
-        """So many of the messages that come next may be stored together."""
-        return self._settings.max_batch
+    def _drain(
+        self, most: int, most_bytes: int, any_shard: int, shards: int, timeout_s: float
+    ) -> tuple[int, Sequence[tuple[int, PackedBatch]]]:
+        """How many of the messages that come next are stored together, and their batches."""
+        return self._drained.drain(most, most_bytes, any_shard, shards, timeout_s)
+
+    def _routed(self, batches: Sequence[tuple[int, PackedBatch]]) -> Sequence[tuple[int, PackedBatch]]:
+        """By the number of shards that there is now."""
+        return self._magazine.routed(batches)
 
     def _load(
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[_Loading]

@@ -7,20 +7,33 @@ kill -9, and a power cut loses up to that.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.peers.base import Handle, Peer, Session, require_module, require_program
+from bench.peers.base import Handle, MissingError, Peer, Session, require_module, require_program
 from bench.peers.ports import answers, free_port
 from bench.processes import Server
 
-_STREAM, _CONSUMER, _SUBJECT = "bench", "workers", "bench"
+SUBJECT = "bench"
+PROGRAM_VARIABLE = "IGNIS_BENCH_NATS"
+_STREAM, _CONSUMER = "bench", "workers"
 # Publishes under way before their acknowledgements are awaited: the client's own limit is 4,000.
 _PIPELINE = 2_000
 _TIMEOUT_S = 60.0
 
 T = TypeVar("T")
+
+
+def nats_server() -> str:
+    """The program that ``IGNIS_BENCH_NATS`` names, or else the one in PATH. Raises MissingError."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if not named:
+        return require_program("nats-server", "nats-server")
+    if not os.access(named, os.X_OK):
+        raise MissingError(f"MISSING: {PROGRAM_VARIABLE} = {named} is no program")
+    return named
 
 
 class NatsJetStream(Peer):
@@ -35,26 +48,26 @@ class NatsJetStream(Peer):
         self.durability = durability
 
     def require(self) -> None:
-        require_program("nats-server", "nats-server")
+        nats_server()
         require_module("nats", "nats-py")
 
     def start(self, directory: Path) -> None:
         self.port = free_port()
-        command = [require_program("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(self.port)]
+        command = [nats_server(), "-a", "127.0.0.1", "-p", str(self.port)]
         self._server = Server([*command, "-js", "-sd", str(directory / "js")], directory / "nats.log")
         self._server.wait_ready(lambda: answers(self.port))
-        session = _NatsSession(self.port)
-        session.run(session.prepare())
+        session = NatsSession(self.port)
+        session.run(session.prepare([SUBJECT]))
         session.close()
 
     def stop(self) -> None:
         self._server.stop()
 
     def session(self) -> Session:
-        return _NatsSession(self.port)
+        return NatsSession(self.port)
 
 
-class _NatsSession(Session):
+class NatsSession(Session):
     """The client is asyncio's; the bench calls it from outside, a batch at a time."""
 
     def __init__(self, port: int) -> None:
@@ -68,21 +81,22 @@ class _NatsSession(Session):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
-    async def prepare(self) -> None:
+    async def prepare(self, subjects: list[str], **options: Any) -> None:
+        """Makes the stream, with these options beside what the bench needs, and its consumer of `SUBJECT`."""
         from nats.js import api
 
         await self._stream.add_stream(
             api.StreamConfig(
-                name=_STREAM, subjects=[_SUBJECT], storage=api.StorageType.FILE,
-                retention=api.RetentionPolicy.WORK_QUEUE,
+                name=_STREAM, subjects=subjects, storage=api.StorageType.FILE,
+                retention=api.RetentionPolicy.WORK_QUEUE, **options,
             )
         )  # fmt: skip
         await self._stream.pull_subscribe(
-            _SUBJECT, _CONSUMER, config=api.ConsumerConfig(max_ack_pending=-1, ack_wait=600)
+            SUBJECT, _CONSUMER, config=api.ConsumerConfig(max_ack_pending=-1, ack_wait=600)
         )
 
     def publish(self, body: bytes) -> None:
-        self.run(self._stream.publish(_SUBJECT, body))
+        self.run(self._stream.publish(SUBJECT, body))
 
     def publish_batch(self, bodies: Sequence[bytes]) -> None:
         self.run(self._publish_all(bodies))
@@ -90,7 +104,7 @@ class _NatsSession(Session):
     async def _publish_all(self, bodies: Sequence[bytes]) -> None:
         for first in range(0, len(bodies), _PIPELINE):
             part = bodies[first : first + _PIPELINE]
-            await asyncio.gather(*[await self._stream.publish_async(_SUBJECT, body) for body in part])
+            await asyncio.gather(*[await self._stream.publish_async(SUBJECT, body) for body in part])
 
     def drain(self, limit: int, handle: Handle) -> int:
         return self.run(self._fetch(limit, handle, 0.5))

@@ -22,7 +22,7 @@ from typing import Any
 from ignis.consumer.claims import RELOOK_S, Claims
 from ignis.consumer.pools import Worker
 from ignis.errors import IgnisError
-from ignis.native import Watch, set_spin
+from ignis.native import Alarm, Watch, set_spin
 from ignis.storage.base import FireResult
 from ignis.upkeep import run_soon
 
@@ -33,6 +33,8 @@ log = logging.getLogger("ignis.consumer")
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which runs no handler meanwhile."""
+_LOOKING_S = 100e-6
+"""An alarm rings so much too early, and the loop looks for the rest: a core that sleeps takes its time to wake up."""
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
@@ -52,6 +54,9 @@ class LoopClaims(Claims):
         self._later: asyncio.TimerHandle | None = None  # after the initial delay, or a claim that failed
         self._relook: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None  # a delayed message is, while the watch is armed
+        self._alarm: Alarm | None = None  # in its place, where the system has one: the loop rounds up to a millisecond
+        self._alarms = True
+        self._due_s = 0.0  # when it is due, by the monotonic clock
         self._wish = 0  # the number of the latest call that the store was asked for
         self._cancel: Any = None
         self._spin_until_s = 0.0
@@ -197,9 +202,42 @@ class LoopClaims(Claims):
             self._due.cancel()
             self._due = None
         due_in_s = self._magazines.due_in_s(self._name)
-        if due_in_s is not None and self._loop is not None:
+        if due_in_s is not None and self._loop is not None and not self._alarm_set(due_in_s):
             self._due = self._loop.call_later(due_in_s, self._come_due)
         return seen
+
+    def _alarm_set(self, timeout_s: float) -> bool:
+        """Whether there is an alarm for it. One that was set before, for what is not due any more, makes a look too many."""
+        if self._alarm is None and self._alarms and self._loop is not None:
+            try:
+                alarm = Alarm()
+            except OSError:
+                self._alarms = False
+                return False
+            try:
+                self._loop.add_reader(alarm.fileno(), self._rung)
+            except (OSError, NotImplementedError):
+                alarm.close()
+                self._alarms = False
+                return False
+            self._alarm = alarm
+        if self._alarm is None:
+            return False
+        self._due_s = time.monotonic() + timeout_s
+        self._alarm.set(max(0.0, timeout_s - _LOOKING_S))
+        return True
+
+    def _rung(self) -> None:
+        if self._alarm is not None and self._alarm.take():
+            self._look_at_due()
+
+    def _look_at_due(self) -> None:
+        """In each turn of the loop until it is due; not where something else is next by now."""
+        left_s = self._due_s - time.monotonic()
+        if left_s <= 0:
+            self._come_due()
+        elif self._armed and left_s <= _LOOKING_S and self._loop is not None:
+            self._loop.call_soon(self._look_at_due)
 
     def _come_due(self) -> None:
         self._due = None
@@ -250,6 +288,10 @@ class LoopClaims(Claims):
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None and self._loop is not None:
+            self._loop.remove_reader(alarm.fileno())
+            alarm.close()
         if self._look_at_quiet is not None:
             self._look_at_quiet.cancel()
             self._look_at_quiet = None

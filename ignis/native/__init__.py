@@ -34,7 +34,7 @@ from ignis.native.record import (
 )
 from ignis.native.ring import Ring
 from ignis.native.slab import BufferRef, Slab
-from ignis.native.wait import EventBoard, ProcessMutex, Watch, process_alive, process_start_time, set_spin
+from ignis.native.wait import Alarm, EventBoard, ProcessMutex, Watch, process_alive, process_start_time, set_spin
 
 __all__ = [
     "ANY_SHARD",
@@ -44,6 +44,7 @@ __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
     "FRAME_HEADER_BYTES",
     "MAX_ENVELOPE_BYTES",
+    "Alarm",
     "Bell",
     "BufferRef",
     "Channel",

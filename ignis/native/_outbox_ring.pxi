@@ -12,6 +12,7 @@ cdef class SendRing(ReceiptBook):
         if self._channel != NULL:
             ign_channel_close(self._channel)
             free(self._channel)
+        free(self._times)
 
     @cython.final
     cdef int _describe(
@@ -89,6 +90,11 @@ cdef class SendRing(ReceiptBook):
         Raises:
             ChannelFullError (timeout 0), WaitTimeoutError, MessageTooLargeError, ClosedError, ForkedHandleError.
         """
+        return self._send(body, shard, flags, key, meta, timeout, NO_TIME, NO_TIME)
+
+    @cython.final
+    cdef inline Receipt _send(
+        self, bytes body, int shard, int flags, bytes key, bytes meta, object timeout, uint64_t due_ms, uint64_t until):
         cdef size_t body_len = <size_t>PyBytes_GET_SIZE(body)
         cdef size_t key_len = 0 if key is None else <size_t>PyBytes_GET_SIZE(key)
         cdef size_t meta_len = 0 if meta is None else <size_t>PyBytes_GET_SIZE(meta)
@@ -112,6 +118,7 @@ cdef class SendRing(ReceiptBook):
             <const uint8_t *>PyBytes_AS_STRING(meta) if meta_len else NULL, meta_len,
             <const uint8_t *>PyBytes_AS_STRING(body), body_len,
         )
+        self._note_times(due_ms, until)
         ign_channel_stage(self._channel, &ref, <uint16_t>shard)
         self._sent += 1
         receipt._outbox = self
@@ -129,11 +136,21 @@ cdef class SendRing(ReceiptBook):
         self._check()
         self._reserve(size, left, &ref, &at)
         memcpy(at, PyBytes_AS_STRING(record), size)
+        self._note_times(NO_TIME, NO_TIME)
         ign_channel_stage(self._channel, &ref, ANY)
         self._sent += 1
         ign_channel_publish(self._channel)
         self._published()
         return self._sent
+
+    @cython.final
+    cdef inline void _note_times(self, uint64_t due_ms, uint64_t until) noexcept:
+        """Those of the message that is about to be staged. Its place in the ring was that of one that has been taken out."""
+        cdef Times *at
+        if self._times != NULL:
+            at = &self._times[self._sent & (self._channel.region.ring_capacity - 1)]
+            at.due_ms = due_ms
+            at.until = until
 
     @cython.final
     cdef inline int _reserve(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except -1:

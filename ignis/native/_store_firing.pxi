@@ -1,28 +1,12 @@
 # A claim, and what it brings, in one go without the interpreter lock. Part of store.pyx.
 
+include "_rising.pxi"
+
 cdef extern from *:
     """
-    #include <time.h>
-    /* As `time.CLOCK_BOOTTIME`, by which a store counts. */
-    static inline uint64_t ignis_rising_ns(void)
-    {
-        struct timespec t;
-    #ifdef CLOCK_BOOTTIME
-        clock_gettime(CLOCK_BOOTTIME, &t);
-    #else
-        clock_gettime(CLOCK_MONOTONIC, &t);
-    #endif
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-    }
-    static inline uint64_t ignis_rising_ms(void)
-    {
-        return ignis_rising_ns() / 1000000u;
-    }
     #define ignis_flag_set(flag, value) __atomic_store_n(&(flag), (value), __ATOMIC_SEQ_CST)
     #define ignis_flag(flag) __atomic_load_n(&(flag), __ATOMIC_SEQ_CST)
     """
-    uint64_t ignis_rising_ms() nogil
-    uint64_t ignis_rising_ns() nogil
     void ignis_flag_set(int flag, int value) nogil
     int ignis_flag(int flag) nogil
 

@@ -17,6 +17,11 @@ cdef struct Taken:
     uint32_t batch      # which of the batches under construction
 
 
+cdef struct Times:
+    uint64_t due_ms     # NO_TIME: it does not wait
+    uint64_t until      # what the messages of one load have in common; NO_TIME: nothing
+
+
 cdef class ReceiptBook:
     cdef object __weakref__
     cdef uint64_t _sent
@@ -45,6 +50,7 @@ cdef class SendRing(ReceiptBook):
     cdef uint64_t _max_body
     cdef size_t _small          # up to this size messages lie in the byte ring and nowhere else
     cdef bint _closing
+    cdef Times *_times          # of the message at each place of the ring; NULL: they have none
 
     cdef int _describe(
         self, ign_region_config *config, object capacity, object max_message_bytes, object size_classes) except -1
@@ -55,6 +61,9 @@ cdef class SendRing(ReceiptBook):
     cdef int _wait_room(self, uint64_t seen, uint64_t left, bint spin, bint slots) except? -999
     cdef int _reserve(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except -1
     cdef int _reserve_slow(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except? -999
+    cdef void _note_times(self, uint64_t due_ms, uint64_t until) noexcept
+    cdef Receipt _send(
+        self, bytes body, int shard, int flags, bytes key, bytes meta, object timeout, uint64_t due_ms, uint64_t until)
     cdef int _fail_rest(self, object error) except -1
 
 
@@ -63,9 +72,16 @@ cdef class Outbox(SendRing):
     cdef uint32_t _taken_count
     cdef uint32_t _taken_room
     cdef bint _draining         # a drain is at work: between its look at the ring and its giving back
+    cdef uint64_t *_dues        # of the messages in _taken
+    cdef uint64_t _until        # of all of them
+    cdef object _of_boottime_ms
+    cdef uint64_t _drained      # messages that were taken out of the ring since it was made
 
     cdef int _wait_items(self, uint64_t until) except -1
-    cdef object _drain(
+    cdef int _check_drain(
+        self, uint32_t max_messages, uint32_t any_shard, uint32_t shards, uint32_t chunk_records, size_t chunk_bytes) except -1
+    cdef list _dues_by_batch(self, list batches)
+    cdef tuple _drain(
         self, uint32_t max_messages, size_t max_bytes, uint32_t any_shard, uint32_t shards, uint64_t left,
         uint32_t chunk_records, size_t chunk_bytes)
 

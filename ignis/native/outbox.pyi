@@ -62,7 +62,21 @@ class Outbox(SendRing):
         capacity: int = 65536,
         size_classes: Sequence[tuple[int, int]] | None = None,
         max_message_bytes: int = ...,
+        timed: bool = False,
+        of_boottime_ms: int | None = None,
     ) -> Self: ...
+    def send_timed(
+        self,
+        body: bytes,
+        shard: int,
+        flags: int,
+        key: bytes | None = b"",
+        meta: bytes | None = b"",
+        timeout: float | None = 30.0,
+        due_ms: int | None = None,
+        until: int | None = None,
+        delay_s: float | None = None,
+    ) -> Receipt: ...
     def drain(
         self,
         max_messages: int,
@@ -73,6 +87,16 @@ class Outbox(SendRing):
         chunk_records: int = 256,
         chunk_bytes: int = 32768,
     ) -> tuple[int, list[tuple[int, PackedBatch]]]: ...
+    def drain_timed(
+        self,
+        max_messages: int,
+        max_bytes: int,
+        any_shard: int,
+        shards: int,
+        timeout: float | None,
+        chunk_records: int = 256,
+        chunk_bytes: int = 32768,
+    ) -> tuple[int, list[tuple[int, PackedBatch]], list[list[int]] | None, int | None]: ...
     def settle(self, n: int) -> None: ...
     def fail(self, n: int, error: BaseException) -> None: ...
 

@@ -20,7 +20,7 @@ from ignis.native._pools import register
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -42,7 +42,14 @@ from ignis.native.wait cimport ign_board_close, ign_board_open, ign_event_advanc
 include "_errors.pxi"
 include "_arguments.pxi"
 include "_time.pxi"
+include "_rising.pxi"
 include "_pool.pxi"
+
+cdef extern from *:
+    """
+    #define NO_TIME UINT64_MAX
+    """
+    const uint64_t NO_TIME
 
 cdef extern from "stdlib.h" nogil:
     void *aligned_alloc(size_t alignment, size_t size)
@@ -58,6 +65,7 @@ cdef extern from "Python.h":
     void PyErr_WriteUnraisable(object where)
 
 cdef enum:
+    MOST_DELAY_S = 3600000000   # beyond that nanoseconds have no room
     CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
     # What an envelope may add to a body: fixed part, the longest key, the longest headers, and beside them in the meta map
     # a deadline and a due time, of about 20 bytes each.

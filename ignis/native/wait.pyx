@@ -360,3 +360,6 @@ cdef class Watch:
     def close(self) -> None:
         """Idempotent."""
         ign_watch_close(&self._watch)
+
+
+include "_alarm.pxi"

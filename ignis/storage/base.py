@@ -391,6 +391,11 @@ class Store(abc.ABC):
         nobody can set it; elsewhere it is this machine's wall clock."""
         return time.time()
 
+    @property
+    def of_boottime_ms(self) -> int | None:
+        """What is added to the system's clock that only rises to get `now_s`; None where that is not how it is made."""
+        return None
+
     def wall_s(self) -> float:
         """What users read as the time, in seconds since 1970: the wall clock, or the one that a test gave the store."""
         return time.time() if self.lock_clock is None else self.lock_clock()

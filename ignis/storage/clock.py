@@ -95,6 +95,12 @@ class StoreClock:
             return time.clock_gettime_ns(_CLOCK) / 1e9 + self._of_machine_ms / 1000
         return self.now_ms() / 1000
 
+    @property
+    def of_boottime_ms(self) -> int | None:
+        """What is added to the system's clock that only rises to get the time, for native code that reads that clock itself; None
+        where the time comes from somewhere else."""
+        return self._of_machine_ms
+
     def until_s(self, at_ms: int) -> float:
         """In how many seconds it is that time, to the microsecond: who sleeps so long does not sleep to the end of that
         millisecond. 0.0 when it is over."""

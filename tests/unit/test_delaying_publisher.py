@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from ignis.errors import (
     StoreFullError,
     WaitTimeoutError,
 )
-from ignis.native import PackedBatch, encode_record, id_text
 from ignis.process_hooks import FORKS
 from ignis.publisher import pending_messages
 from ignis.testing import ManualClock, drain
@@ -308,15 +306,48 @@ def test_keys_of_many_shards_and_none_in_one_load(app: Ignis, monkeypatch: pytes
     assert found == [b"%d" % n for n in sorted(range(200), key=lambda n: n * 7 % 200)]
 
 
-def test_ids_that_go_back_keep_their_due_times() -> None:
-    """As those of a wall clock that is set back between two messages."""
-    ids = [bytes([n]) * 16 for n in (9, 3, 7, 1)]
-    receipts: Any = [SimpleNamespace(id=id_text(one)) for one in ids]
-    batches = [
-        (shard, PackedBatch.pack([encode_record(b"x", id=ids[n]) for n in members]))
-        for shard, members in enumerate([(0, 3), (1, 2)])
-    ]
-    assert delaying_publisher._by_batch(batches, [10, 20, 30, 40], receipts) == [[10, 40], [20, 30]]
+def test_seconds_as_a_float_are_reckoned_as_those_of_an_int(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring itself reads the clock for them, where the store has one of the machine's."""
+    queue = app.queue("jobs", int)
+    gate = Gate(queue, monkeypatch)
+    publisher = queue.publisher(capacity=16)
+    receipts = [publisher.send(0, delay=3_600.0)]  # makes the ring
+    assert gate.entered.wait(WAIT_S)
+    due_s = app.store.now_s() + 3_600
+    receipts += [publisher.send(n, delay=3_600.0 if n % 2 else 3_600) for n in range(1, 11)]
+    receipts.append(publisher.send(11, delay=3_600.0, key="a", headers={"of": "b"}))
+    for delay_s in (-0.5, float("nan"), float("inf"), 1e12):
+        with pytest.raises(ConfigError):
+            publisher.send(-1, delay=delay_s)
+    with pytest.raises(ConfigError):
+        publisher.send(-1, delay=1.0, at=datetime.now(timezone.utc))
+
+    def fill() -> None:
+        for _ in range(10_000):
+            receipts.append(publisher.send(12, delay=3_700.0, timeout=0))
+
+    with pytest.raises(ChannelFullError):
+        fill()
+    gate.go.set()
+    publisher.close()
+    with pytest.raises(ClosedError):
+        publisher.send(-1, delay=3_600.0)
+    assert all(one.done() for one in receipts)
+    ahead_s = app.store.now_s() - app.store.wall_s()
+    found = list(queue.later)
+    assert len(found) == len(receipts)
+    assert [one.message.body for one in found if one.message][:12] == [b"%d" % n for n in range(12)]
+    for one in found[1:12]:
+        assert -0.2 < one.due.timestamp() + ahead_s - due_s < WAIT_S
+
+
+def test_a_float_behind_the_end_of_the_application(tmp_path: Path) -> None:
+    with Ignis(f"embedded://{tmp_path}/store") as app:
+        publisher = app.queue("jobs", int).publisher()
+        receipt = publisher.send(1, delay=3_600.0)
+    assert receipt.done()
+    with pytest.raises(ClosedError):
+        publisher.send(2, delay=3_600.0)
 
 
 def test_in_the_child_of_a_fork_it_says_so(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,10 @@ class EmbeddedStore(Store):
         return self.directory.clock.now_s()
 
     @property
+    def of_boottime_ms(self) -> int | None:
+        return self.directory.clock.of_boottime_ms
+
+    @property
     def local_dir(self) -> str | None:
         return str(self.directory.path)
 

@@ -79,6 +79,10 @@ class MemoryStore(Store):
         return self._context.clock.now_s()
 
     @property
+    def of_boottime_ms(self) -> int | None:
+        return self._context.clock.of_boottime_ms
+
+    @property
     def local_dir(self) -> str | None:
         return None
 

@@ -17,6 +17,7 @@ import pytest
 
 from ignis import errors
 from ignis.native import (
+    Alarm,
     Channel,
     EventBoard,
     ProcessMutex,
@@ -39,11 +40,14 @@ CLASSES = [
     for c in vars(m).values()
     if isinstance(c, type) and c.__module__ == m.__name__ and not issubclass(c, tuple)
 ]
+DESCRIPTORS: tuple[type[Alarm] | type[Watch], ...] = (Alarm, Watch)
 LARGE = b"x" * 3000  # in a slot of the slab, not in the byte ring
 
 
 def test_the_walk_finds_every_class() -> None:
-    assert {c.__name__ for c in CLASSES} == {"Channel", "View", "Ring", "Slab", "EventBoard", "ProcessMutex", "Watch"}
+    assert {c.__name__ for c in CLASSES} == {
+        "Alarm", "Channel", "View", "Ring", "Slab", "EventBoard", "ProcessMutex", "Watch",
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -52,8 +56,9 @@ def handles(tmp_path: Path) -> Iterator[dict[type, Any]]:
     pipe.send(LARGE)
     view = pipe.recv_views(1)[0]
     made = [pipe, view, Ring(4), Slab(), EventBoard(None, 1), ProcessMutex(tmp_path / "m")]
-    with contextlib.suppress(OSError):  # not on this kernel
-        made.append(Watch())
+    for cls in DESCRIPTORS:
+        with contextlib.suppress(OSError):  # not on this kernel
+            made.append(cls())
     yield {type(handle): handle for handle in made}
     view.release()
     pipe.close()
@@ -61,7 +66,7 @@ def handles(tmp_path: Path) -> Iterator[dict[type, Any]]:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_a_handle_is_not_copied_and_not_pickled(cls: type, handles: dict[type, Any]) -> None:
-    if cls is Watch and cls not in handles:
+    if cls in DESCRIPTORS and cls not in handles:
         pytest.skip("this kernel has no such descriptors")
     handle = handles[cls]
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -82,6 +87,9 @@ def test_no_half_made_handle_and_no_subclass(cls: Any) -> None:
     elif cls is Watch:  # so has this one
         with contextlib.suppress(OSError):
             assert cls.__new__(cls).take() is True
+    elif cls is Alarm:
+        with contextlib.suppress(OSError):
+            assert cls.__new__(cls).take() is False
     else:
         with pytest.raises(TypeError):
             cls.__new__(cls)

@@ -14,6 +14,7 @@ import pytest
 
 from ignis import errors
 from ignis.native import (
+    Alarm,
     EventBoard,
     PackedBatch,
     ProcessMutex,
@@ -267,3 +268,44 @@ def test_a_watch_tells_of_loads_and_of_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(errors.ClosedError):
             call()
     log.close()
+
+
+def test_an_alarm_rings_at_its_time_and_not_before() -> None:
+    try:
+        alarm = Alarm()
+    except OSError as exc:
+        pytest.skip(f"this system has no such descriptors: {exc}")
+    poll = select.poll()
+    poll.register(alarm.fileno(), select.POLLIN)
+    assert (poll.poll(0), alarm.take()) == ([], False)
+    for timeout in (0, 1e-9, 0.0203):
+        began_s = time.monotonic()
+        alarm.set(timeout)
+        assert poll.poll(10_000)
+        assert time.monotonic() - began_s >= timeout - 1e-6
+        assert alarm.take()
+        assert (poll.poll(0), alarm.take()) == ([], False)
+    alarm.set(3_600)
+    alarm.set(0.001)  # in place of the other one
+    assert poll.poll(10_000)
+    alarm.set(3_600)
+    assert (poll.poll(0), alarm.take()) == ([], False)
+    alarm.set(0)
+    assert poll.poll(10_000)
+    alarm.set(None)
+    assert (poll.poll(0), alarm.take()) == ([], False)
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            alarm.set(timeout)
+
+    def refused() -> None:
+        for call in (alarm.fileno, alarm.take, lambda: alarm.set(1)):
+            with pytest.raises(errors.ForkedHandleError):
+                call()
+
+    in_child(refused)
+    alarm.close()
+    alarm.close()
+    for call in (alarm.fileno, alarm.take, lambda: alarm.set(1)):
+        with pytest.raises(errors.ClosedError):
+            call()
