@@ -79,6 +79,9 @@ cdef class Outgoing:
 
         Raises OSError.
         """
+        return self.send_frame(fd, request_id)
+
+    cdef ssize_t send_frame(self, int fd, int64_t request_id) except -1:
         cdef uint8_t head[IGN_FRAME_HEADER_BYTES]
         cdef iovec parts[3]
         cdef msghdr message
@@ -143,6 +146,42 @@ def unpack_send_ack(bytes payload not None) -> list:
     return runs
 
 
+cdef ssize_t receive_once(FrameReader reader, int fd) except -2:
+    """Receives once, as long as the socket itself waits, into the area of a reader that holds nothing of a frame. Returns how many
+    bytes came; 0 at the end of the stream; -1 when nothing came, or the reader holds something. Raises OSError."""
+    cdef ReadArea area = reader._area
+    cdef ssize_t size
+    cdef int number = 0
+    area._check()
+    if reader._carry is not None or reader._exports or reader._skipping or reader._error is not None:
+        return -1
+    while True:
+        reader._lend()
+        area._busy = True
+        with nogil:
+            size = recv(fd, area._data, <size_t>area._read, 0)
+            number = errno
+        area._busy = False
+        if size >= 0:
+            return size
+        if number == EAGAIN:
+            return -1
+        if number != EINTR:
+            raise socket_error(number)
+        PyErr_CheckSignals()
+
+
+cdef inline bint is_answer(FrameReader reader, ssize_t size, int64_t request_id, ign_frame *frame) noexcept:
+    """Whether so many bytes of the area are one frame for that request, and nothing else."""
+    cdef size_t consumed = 0
+    return (
+        size > 0
+        and ign_frame_decode(reader._area._data, <size_t>size, <size_t>reader._max_frame_bytes, frame, &consumed) == IGN_OK
+        and consumed == <size_t>size
+        and frame.request_id == request_id
+    )
+
+
 def receive_answer(FrameReader reader not None, int fd, int64_t request_id, commands not None):
     """Receives once, as long as the socket itself waits, into a reader that holds nothing of a frame.
 
@@ -153,35 +192,11 @@ def receive_answer(FrameReader reader not None, int fd, int64_t request_id, comm
 
     Raises OSError.
     """
-    cdef ReadArea area = reader._area
-    cdef ssize_t size
-    cdef int number = 0
+    cdef ssize_t size = receive_once(reader, fd)
     cdef ign_frame frame
-    cdef size_t consumed = 0
-    area._check()
-    if reader._carry is not None or reader._exports or reader._skipping or reader._error is not None:
+    if size < 0:
         return None
-    while True:
-        reader._lend()
-        area._busy = True
-        with nogil:
-            size = recv(fd, area._data, <size_t>area._read, 0)
-            number = errno
-        area._busy = False
-        if size >= 0:
-            break
-        if number == EAGAIN:
-            return None
-        if number != EINTR:
-            raise socket_error(number)
-        PyErr_CheckSignals()
-    if (
-        size > 0
-        and ign_frame_decode(area._data, <size_t>size, <size_t>reader._max_frame_bytes, &frame, &consumed) == IGN_OK
-        and consumed == <size_t>size
-        and frame.request_id == request_id
-        and frame.command in commands
-    ):
+    if is_answer(reader, size, request_id, &frame) and frame.command in commands:
         return frame.command, PyBytes_FromStringAndSize(<const char *>frame.payload, <Py_ssize_t>frame.payload_len)
     return size
 

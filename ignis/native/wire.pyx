@@ -22,6 +22,7 @@ from ignis.native.record cimport (
     IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close, ign_segment,
     ign_segment_open,
 )
+from ignis.native.wait cimport ign_now_ns
 
 include "_errors.pxi"
 include "_arguments.pxi"
@@ -248,3 +249,4 @@ include "_wire_pointers.pxi"
 include "_wire_claims.pxi"
 include "_wire_reader.pxi"
 include "_wire_exchange.pxi"
+include "_wire_lone_exchange.pxi"
