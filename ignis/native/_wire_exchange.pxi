@@ -24,6 +24,25 @@ cdef object socket_error(int number):
     return OSError(number, strerror(number).decode("utf-8", "replace"))
 
 
+cdef bytes load_front(bytes name, uint64_t ttl_ms, uint16_t shard, size_t batch_bytes, size_t room):
+    """The payload of a SEND_BATCH up to its one batch, with so much room behind it."""
+    cdef size_t size = <size_t>len(name)
+    cdef bytes front
+    cdef uint8_t *at
+    if size > 0xFFFF or batch_bytes > <size_t>IGN_FRAME_MAX_PAYLOAD - size - 18:
+        raise ValueError(f"a batch of {batch_bytes} bytes for a name of {size} bytes")
+    front = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(size + 18 + room))
+    at = <uint8_t *>PyBytes_AS_STRING(front)
+    ign_put16(at, <uint16_t>size)
+    memcpy(at + 2, PyBytes_AS_STRING(name), size)
+    at += 2 + size
+    ign_put64(at, ttl_ms)
+    ign_put16(at + 8, 1)
+    ign_put16(at + 10, shard)
+    ign_put32(at + 12, <uint32_t>batch_bytes)
+    return front
+
+
 @cython.final
 @cython.no_gc       # refers to nothing that could refer back
 cdef class Outgoing:
@@ -39,6 +58,7 @@ cdef class Outgoing:
     cdef bytes _front               # of the payload; behind it comes the batch, if there is one
     cdef PackedBatch _batch
     cdef readonly size_t nbytes
+    cdef uint8_t _id[16]
 
     def __cinit__(self, int16_t command, bytes payload not None):
         if <size_t>len(payload) > <size_t>IGN_FRAME_MAX_PAYLOAD:
@@ -54,25 +74,41 @@ cdef class Outgoing:
     def load(bytes name not None, uint64_t ttl_ms, shard, PackedBatch batch not None):
         """SEND_BATCH of one batch, which must not be sealed before the request was answered."""
         cdef uint16_t place = shard_of(shard)
-        cdef size_t size = <size_t>len(name)
-        cdef bytes front
-        cdef uint8_t *at
-        cdef Outgoing made
-        if size > 0xFFFF or batch._nbytes > <size_t>IGN_FRAME_MAX_PAYLOAD - size - 18:
-            raise ValueError(f"a batch of {batch._nbytes} bytes for a name of {size} bytes")
-        front = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size + 18)
-        at = <uint8_t *>PyBytes_AS_STRING(front)
-        ign_put16(at, <uint16_t>size)
-        memcpy(at + 2, PyBytes_AS_STRING(name), size)
-        at += 2 + size
-        ign_put64(at, ttl_ms)
-        ign_put16(at + 8, 1)
-        ign_put16(at + 10, place)
-        ign_put32(at + 12, <uint32_t>batch._nbytes)
-        made = Outgoing.__new__(Outgoing, IGN_WIRE_SEND_BATCH, front)
+        cdef Outgoing made = Outgoing.__new__(
+            Outgoing, IGN_WIRE_SEND_BATCH, load_front(name, ttl_ms, place, batch._nbytes, 0))
         made._batch = batch
         made.nbytes += batch._nbytes
         return made
+
+    @staticmethod
+    def load_body(bytes name not None, uint64_t ttl_ms, shard, bytes body not None, uint8_t flags):
+        """SEND_BATCH of one message that has this body, no key, and a new id."""
+        cdef uint16_t place = shard_of(shard)
+        cdef size_t size = record_bytes(0, 0, <size_t>len(body)), segment_bytes
+        cdef uint64_t at_us = now_us()
+        cdef bytes front
+        cdef uint8_t *segment
+        cdef uint8_t *record
+        cdef Outgoing made
+        if size > <size_t>IGN_FRAME_MAX_PAYLOAD:
+            raise ValueError(f"a body of {len(body)} bytes")
+        segment_bytes = ign_segment_size(1, size)
+        front = load_front(name, ttl_ms, place, segment_bytes, segment_bytes)
+        made = Outgoing.__new__(Outgoing, IGN_WIRE_SEND_BATCH, front)
+        segment = <uint8_t *>PyBytes_AS_STRING(front) + <size_t>len(front) - segment_bytes
+        record = segment + (segment_bytes - size)
+        next_id(at_us, made._id)
+        ign_segment_begin(segment, 1, 0)
+        encode_into(record, flags & 15, made._id, at_us, NULL, 0, NULL, 0,
+                    <const uint8_t *>PyBytes_AS_STRING(body), <size_t>len(body))
+        ign_segment_put_index(segment, 0, <uint32_t>size, ign_crc32c(0, record, size))
+        ign_segment_finish(segment)
+        return made
+
+    @property
+    def message_id(self) -> str:
+        """Of the message of `load_body`."""
+        return text_of_id(self._id)
 
     def send(self, int fd, int64_t request_id) -> int:
         """Sends the frame without waiting. Returns how many bytes of it the system took; 0 when it has no room.
@@ -130,6 +166,14 @@ cdef class Outgoing:
             memcpy(at + IGN_FRAME_HEADER_BYTES + size, view.buf, <size_t>view.len)
             PyBuffer_Release(&view)
         return out
+
+
+def pointer_in_ack(bytes payload not None) -> int:
+    """The first pointer of a SEND_ACK of one group. Raises MalformedFrameError."""
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(payload)
+    if len(payload) != 16 or ign_get16(at) != 1:
+        raise malformed(f"SEND_ACK of {len(payload)} bytes is not of one group")
+    return ign_get64(at + 4)
 
 
 def unpack_send_ack(bytes payload not None) -> list:

@@ -39,6 +39,8 @@ def exchange_lone(connection, Outgoing outgoing not None, double deadline_s, dou
     try:
         machine, lock = connection.machine, connection._lock
         reader = machine.reader
+        if reader is None:
+            raise TypeError("a connection without a reader")
         lock.acquire()
         try:
             if connection._reader or connection._lost is not None or not machine.free:

@@ -68,8 +68,10 @@ class SyncConnection(SharedReader):
             return found
         if found is None:
             slot = Slot()
-            found = self.begin(command, payload, slot, deadline), slot
-        return self._answer_to(command, *found, deadline, timeout_s, undo)
+            request_id = self.begin(command, payload, slot, deadline)
+        else:
+            request_id, slot = found
+        return self._answer_to(command, request_id, slot, deadline, timeout_s, undo)
 
     def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
         """`exchange` of a request that can be sent at once, nobody else waiting on the connection; None when it cannot, and
@@ -81,7 +83,8 @@ class SyncConnection(SharedReader):
         found = exchange_lone(self, outgoing, deadline, timeout_s, _TAKEN, None)
         if found is None or isinstance(found, bytes):
             return found
-        return self._answer_to(_SEND_BATCH, *found, deadline, timeout_s, None)
+        request_id, slot = found
+        return self._answer_to(_SEND_BATCH, request_id, slot, deadline, timeout_s, None)
 
     def _answer_to(
         self, command: int, request_id: int, slot: Slot, deadline: float, timeout_s: float, undo: Undo | None
