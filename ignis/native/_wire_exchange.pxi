@@ -14,6 +14,7 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
 
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
+    ssize_t send(int fd, const void *data, size_t size, int flags)
     ssize_t recv(int fd, void *to, size_t size, int flags)
 
 cdef extern from "<sys/types.h>" nogil:
@@ -24,15 +25,15 @@ cdef object socket_error(int number):
     return OSError(number, strerror(number).decode("utf-8", "replace"))
 
 
-cdef bytes load_front(bytes name, uint64_t ttl_ms, uint16_t shard, size_t batch_bytes, size_t room):
-    """The payload of a SEND_BATCH up to its one batch, with so much room behind it."""
+cdef bytes load_front(bytes name, uint64_t ttl_ms, uint16_t shard, size_t batch_bytes, size_t before, size_t behind):
+    """The payload of a SEND_BATCH up to its one batch, with so much room before and behind it."""
     cdef size_t size = <size_t>len(name)
     cdef bytes front
     cdef uint8_t *at
     if size > 0xFFFF or batch_bytes > <size_t>IGN_FRAME_MAX_PAYLOAD - size - 18:
         raise ValueError(f"a batch of {batch_bytes} bytes for a name of {size} bytes")
-    front = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(size + 18 + room))
-    at = <uint8_t *>PyBytes_AS_STRING(front)
+    front = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(before + size + 18 + behind))
+    at = <uint8_t *>PyBytes_AS_STRING(front) + before
     ign_put16(at, <uint16_t>size)
     memcpy(at + 2, PyBytes_AS_STRING(name), size)
     at += 2 + size
@@ -41,6 +42,23 @@ cdef bytes load_front(bytes name, uint64_t ttl_ms, uint16_t shard, size_t batch_
     ign_put16(at + 10, shard)
     ign_put32(at + 12, <uint32_t>batch_bytes)
     return front
+
+
+cdef ssize_t send_whole(int fd, const uint8_t *data, size_t size) except -1:
+    """Sends without waiting. Returns how many bytes the system took; 0 when it has no room. Raises OSError."""
+    cdef ssize_t sent
+    cdef int number = 0
+    while True:
+        with nogil:
+            sent = send(fd, data, size, MSG_DONTWAIT)
+            number = errno
+        if sent >= 0:
+            return sent
+        if number == EAGAIN:
+            return 0
+        if number != EINTR:
+            raise socket_error(number)
+        PyErr_CheckSignals()
 
 
 @cython.final
@@ -52,12 +70,14 @@ cdef class Outgoing:
         command: of the frame.
         payload: of it.
 
-    Immutable, but for what `Outgoing.load` says of its batch. Cannot be copied or pickled.
+    Immutable, but for what `Outgoing.load` says of its batch. One of `load_body` is for one thread at a time. Cannot be copied or
+    pickled.
     """
     cdef int16_t _command
     cdef bytes _front               # of the payload; behind it comes the batch, if there is one
     cdef PackedBatch _batch
     cdef readonly size_t nbytes
+    cdef bint _headed               # the front begins with room for the frame's header, and is the whole frame
     cdef uint8_t _id[16]
 
     def __cinit__(self, int16_t command, bytes payload not None):
@@ -75,7 +95,7 @@ cdef class Outgoing:
         """SEND_BATCH of one batch, which must not be sealed before the request was answered."""
         cdef uint16_t place = shard_of(shard)
         cdef Outgoing made = Outgoing.__new__(
-            Outgoing, IGN_WIRE_SEND_BATCH, load_front(name, ttl_ms, place, batch._nbytes, 0))
+            Outgoing, IGN_WIRE_SEND_BATCH, load_front(name, ttl_ms, place, batch._nbytes, 0, 0))
         made._batch = batch
         made.nbytes += batch._nbytes
         return made
@@ -93,8 +113,10 @@ cdef class Outgoing:
         if size > <size_t>IGN_FRAME_MAX_PAYLOAD:
             raise ValueError(f"a body of {len(body)} bytes")
         segment_bytes = ign_segment_size(1, size)
-        front = load_front(name, ttl_ms, place, segment_bytes, segment_bytes)
+        front = load_front(name, ttl_ms, place, segment_bytes, IGN_FRAME_HEADER_BYTES, segment_bytes)
         made = Outgoing.__new__(Outgoing, IGN_WIRE_SEND_BATCH, front)
+        made._headed = True
+        made.nbytes -= IGN_FRAME_HEADER_BYTES
         segment = <uint8_t *>PyBytes_AS_STRING(front) + <size_t>len(front) - segment_bytes
         record = segment + (segment_bytes - size)
         next_id(at_us, made._id)
@@ -124,6 +146,8 @@ cdef class Outgoing:
         cdef ssize_t sent
         cdef Py_buffer view
         cdef int number = 0
+        if self._headed:
+            return send_whole(fd, self._with_header(request_id), self.nbytes)
         ign_frame_put_header(head, self._command, request_id, self.nbytes - IGN_FRAME_HEADER_BYTES)
         memset(&message, 0, sizeof(message))
         parts[0].iov_base = head
@@ -153,8 +177,19 @@ cdef class Outgoing:
             if self._batch is not None:
                 PyBuffer_Release(&view)
 
+    cdef const uint8_t *_with_header(self, int64_t request_id) noexcept:
+        """The frame of an Outgoing that has it whole. Nobody else has seen these bytes."""
+        cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(self._front)
+        ign_frame_put_header(at, self._command, request_id, self.nbytes - IGN_FRAME_HEADER_BYTES)
+        return at
+
     def frame(self, int64_t request_id) -> bytes:
         """All of it, for who has to send it in parts."""
+        if self._headed:
+            return PyBytes_FromStringAndSize(<const char *>self._with_header(request_id), <Py_ssize_t>self.nbytes)
+        return self._put_together(request_id)
+
+    cdef bytes _put_together(self, int64_t request_id):
         cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>self.nbytes)
         cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(out)
         cdef size_t size = <size_t>len(self._front)

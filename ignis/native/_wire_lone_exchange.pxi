@@ -9,17 +9,17 @@ QUIET_CONNECTION_S = QUIET_S
 """Nothing has come for so long: then a look, before a request is entrusted to the connection, tells whether it still stands."""
 
 
-def exchange_lone(connection, Outgoing outgoing not None, double deadline_s, double timeout_s, commands not None, undo):
+def exchange_lone(connection, Outgoing outgoing not None, double timeout_s, commands not None, undo):
     """Sends a request with one call of the system and receives its answer with one, on a connection on which nobody waits.
 
     Args:
         connection: a `SyncConnection`.
-        deadline_s: of ``time.monotonic``, ``timeout_s`` from now.
+        timeout_s: for the answer.
         commands: of answers that are taken here.
         undo: see `SyncConnection.cancel`.
 
-    Returns the payload of the answer; (request id, slot) when something else came, or nothing so far, for the request of that number,
-    whose answer the slot gets; None when nothing was sent.
+    Returns the payload of the answer; (request id, slot, deadline) when something else came, or nothing so far, for the request of that
+    number, whose answer the slot gets until that time; None when nothing was sent.
     """
     cdef object sending, lock, machine, slot = None, payload = None
     cdef FrameReader reader
@@ -27,10 +27,11 @@ def exchange_lone(connection, Outgoing outgoing not None, double deadline_s, dou
     cdef int64_t request_id
     cdef ssize_t size = -1
     cdef ssize_t sent = 0
-    cdef double heard_s = connection.heard_s
+    cdef double heard_s = connection.heard_s, began_s
     cdef bint is_sending = True
     cdef int fd
-    if deadline_s - timeout_s - heard_s > QUIET_S:
+    began_s = <double>ign_now_ns() / 1e9
+    if began_s - heard_s > QUIET_S:
         connection._glance()
     fd = connection._transport.bare_fd
     sending = connection._sending
@@ -82,8 +83,8 @@ def exchange_lone(connection, Outgoing outgoing not None, double deadline_s, dou
             finally:
                 lock.release()
         if is_sending and connection._lost is None:
-            connection._push(memoryview(outgoing.frame(request_id))[sent:], deadline_s)
-        return request_id, slot
+            connection._push(memoryview(outgoing.frame(request_id))[sent:], began_s + timeout_s)
+        return request_id, slot, began_s + timeout_s
     finally:
         if is_sending:
             sending.release()

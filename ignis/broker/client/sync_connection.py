@@ -60,17 +60,16 @@ class SyncConnection(SharedReader):
     def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
         StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
-        deadline = time.monotonic() + timeout_s
         found = None
         if timeout_s >= SLICE_S:
-            found = exchange_lone(self, Outgoing(command, payload), deadline, timeout_s, _TAKEN, undo)
+            found = exchange_lone(self, Outgoing(command, payload), timeout_s, _TAKEN, undo)
         if isinstance(found, bytes):
             return found
         if found is None:
-            slot = Slot()
+            slot, deadline = Slot(), time.monotonic() + timeout_s
             request_id = self.begin(command, payload, slot, deadline)
         else:
-            request_id, slot = found
+            request_id, slot, deadline = found
         return self._answer_to(command, request_id, slot, deadline, timeout_s, undo)
 
     def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
@@ -79,11 +78,10 @@ class SyncConnection(SharedReader):
         broker = self.machine.broker
         if broker is None or outgoing.nbytes > broker.max_frame_bytes or timeout_s < SLICE_S:
             return None
-        deadline = time.monotonic() + timeout_s
-        found = exchange_lone(self, outgoing, deadline, timeout_s, _TAKEN, None)
+        found = exchange_lone(self, outgoing, timeout_s, _TAKEN, None)
         if found is None or isinstance(found, bytes):
             return found
-        request_id, slot = found
+        request_id, slot, deadline = found
         return self._answer_to(_SEND_BATCH, request_id, slot, deadline, timeout_s, None)
 
     def _answer_to(

@@ -159,7 +159,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "pack_send_batch": ("bytes", "int", "pairs"),
     "Outgoing.load": ("bytes", "int", "int", "batch"),
     "Outgoing.load_body": ("bytes", "int", "int", "bytes", "codec"),
-    "exchange_lone": ("any", "any", "int", "int", "any", "any"),
+    "exchange_lone": ("any", "any", "int", "any", "any"),
     "pointer_in_ack": ("bytes",),
     "Outgoing.send": ("int", "int"),  # no descriptor of the process is a socket
     "Outgoing.frame": ("int",),

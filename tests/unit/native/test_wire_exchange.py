@@ -211,4 +211,4 @@ def test_the_pointer_of_an_acknowledgement() -> None:
 
 def test_an_exchange_takes_connections_alone() -> None:
     with pytest.raises(AttributeError):
-        exchange_lone(object(), Outgoing(11, b""), 0.0, 0.0, ANSWERS, None)
+        exchange_lone(object(), Outgoing(11, b""), 0.0, ANSWERS, None)
