@@ -190,6 +190,21 @@ def test_a_body_is_sent_as_the_batch_that_it_would_be_packed_to(body: bytes) -> 
     assert payload == pack_send_batch(b"queue", 1 << 63, [(3, PackedBatch.pack([again]))])
 
 
+def test_a_body_that_has_no_room_is_sent_in_part_and_its_frame_goes_on(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    outgoing = Outgoing.load_body(b"queue", 0, 3, b"x" * 5_000_000, 0)
+    sent = outgoing.send(pair[0].fileno(), 5)
+    assert 0 < sent < outgoing.nbytes
+    while outgoing.send(pair[0].fileno(), 6):
+        pass
+    frame = outgoing.frame(5)
+    assert len(frame) == outgoing.nbytes
+    assert pair[1].recv(sent, socket.MSG_WAITALL) == frame[:sent]
+    with pytest.raises(OSError, match="descriptor"):
+        outgoing.send(-1, 5)
+
+
 def test_each_body_gets_an_id_of_its_own_and_they_rise() -> None:
     ids = [Outgoing.load_body(b"q", 0, 0, b"", 0).message_id for _ in range(1_000)]
     assert ids == sorted(set(ids))
