@@ -28,7 +28,7 @@ _FRAME_BYTES = 50
 """About what stands round a message on the wire."""
 _ACK_BYTES = 30
 _STEPS = (
-    ("publish, until its request is sent", "publish", "sent"),
+    ("publish, until its request is packed", "publish", "packed"),
     ("publish, until the broker has read", "publish", "reads"),
     ("read, until the store is called", "reads", "load"),
     ("the store's load", "load", "loaded"),
@@ -139,7 +139,7 @@ def _publish(gate: Gate, port: int, durability: str, size: int) -> list[dict[str
     from ignis.broker.client import sync_connection
 
     at: list[tuple[str, int]] = []
-    _around(at, sync_connection, "receive_answer", "sent", "answered")
+    _around(at, sync_connection, "exchange_lone", "packed", "answered")
     now_ns, rows, body = time.monotonic_ns, [], b"x" * size
     gate()
     with ignis.Ignis(f"ignis://127.0.0.1:{port}") as app:

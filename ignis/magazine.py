@@ -225,6 +225,10 @@ class Magazine(Generic[M]):
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
         if headers is None and deadline is None:  # most have neither
+            if key is None and self._magazines.takes_bodies:
+                loaded = self._load_body(body)
+                if loaded is not None:
+                    return _row(Published, loaded)
             meta = b""
         else:
             meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
@@ -239,6 +243,19 @@ class Magazine(Generic[M]):
         )
         placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
         return _row(Published, (id_text(ids), placed[0][0] if pointer else -1, pointer))
+
+    def _load_body(self, body: bytes) -> tuple[str, int, int] | None:
+        """`load` of a message that has a body alone, where the store takes it so; None when nothing was done."""
+        registration, shards = self.registration, self.shards
+        if registration is not None and (registration.removed or monotonic() >= registration.due_s):
+            return None
+        try:
+            return self._magazines.load_body(
+                self.name, next(self._next_shard) % shards, body, self.codec.flags, self.ttl_s
+            )
+        except (ConfigError, QueueNotFoundError) as exc:
+            self._look_again(exc, shards)
+            return None
 
     def load_many(
         self,

@@ -40,6 +40,7 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
 
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
+    ssize_t send(int fd, const void *data, size_t size, int flags)
 
 cdef extern from "<sys/types.h>" nogil:
     ctypedef Py_ssize_t ssize_t
@@ -120,11 +121,16 @@ cdef ssize_t send_parts(int fd, iovec *parts, size_t count) except -1:
 
 cdef tuple send_answer(int fd, const uint8_t *data, size_t size):
     """Sends a frame without waiting. Returns how many bytes it has, and what of it the system did not take."""
-    cdef iovec part
     cdef ssize_t sent
-    part.iov_base = <void *>data
-    part.iov_len = size
-    sent = send_parts(fd, &part, 1)
+    cdef int number = 0
+    while True:
+        with nogil:
+            sent = send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            number = errno
+        if sent >= 0 or number != EINTR:
+            sent = max(sent, 0)
+            break
+        PyErr_CheckSignals()
     if sent == <ssize_t>size:
         return <Py_ssize_t>size, b""
     return <Py_ssize_t>size, PyBytes_FromStringAndSize(<const char *>data + sent, <ssize_t>size - sent)

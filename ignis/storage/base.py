@@ -112,6 +112,22 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         """`load` for one shard and plain record bytes; returns the first pointer."""
         return self.load(magazine, [(shard, PackedBatch.pack(records))], ttl_s)[0]
 
+    takes_bodies = False
+    """Whether `load_body` can do anything."""
+
+    def load_body(
+        self, magazine: str, shard: int, body: bytes, flags: int, ttl_s: float | None
+    ) -> tuple[str, int, int] | None:
+        """`load` of one message that has this body and no key, without a batch made of it, where that can be done at once.
+
+        Args:
+            flags: the codec of the body.
+
+        Returns its id, its shard and its pointer; None when nothing was done, and it is to be loaded like any other. Raises what
+        `load` raises.
+        """
+        return None
+
     tells_repeats = False
     """Whether `load_once` can tell that an id was loaded before."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import encoded_name, ttl_ms_of
 from ignis.broker.client.pending_loads import begin
 from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces
 from ignis.broker.client.store_calls import StoreCalls
@@ -13,6 +14,7 @@ from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.native import PackedBatch
+from ignis.native.wire import Outgoing, pointer_in_ack
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -33,10 +35,14 @@ from ignis.storage.records import group_pointers
 __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
+_MOST_BODY_BYTES = 65_536
+"""Of a message that is put together with the interpreter lock held."""
 
 
 class BrokerMagazines(BrokerLater, MagazineStore):
     """The messages. Atomicity and durability are those of the store behind the broker, whose answer is waited for."""
+
+    takes_bodies = True
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
@@ -79,6 +85,21 @@ class BrokerMagazines(BrokerLater, MagazineStore):
             return None
         ((_, first, _),) = unpack_send_ack(answer)
         return first
+
+    def load_body(
+        self, magazine: str, shard: int, body: bytes, flags: int, ttl_s: float | None
+    ) -> tuple[str, int, int] | None:
+        if len(body) > _MOST_BODY_BYTES or not 0 <= shard < MOST_SHARDS:
+            return None
+        gate, client = self._calls.gate, self._calls.client
+        ttl_ms = 0 if ttl_s is None else ttl_ms_of(ttl_s)
+        outgoing = Outgoing.load_body(encoded_name(magazine), ttl_ms, shard, body, flags)
+        gate.enter()
+        try:
+            answer = exchange_alone(client, outgoing)
+        finally:
+            gate.leave()
+        return None if answer is None else (outgoing.message_id, shard, pointer_in_ack(answer))
 
     def begin_load(
         self,

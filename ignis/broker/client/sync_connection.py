@@ -20,11 +20,10 @@ from ignis.errors import (
     MalformedFrameError,
     StoreTimeoutError,
 )
-from ignis.native.wire import Outgoing, receive_answer
+from ignis.native.wire import QUIET_CONNECTION_S, Outgoing, exchange_lone, receive_answer
 
 __all__ = ["SyncConnection"]
 
-_QUIET_S = 0.02
 _FINISHING = frozenset(int(one) for one in FINISHING)
 _SEND_BATCH = int(Command.SEND_BATCH)
 _DELIVERED = frozenset({int(Command.DELIVER)})
@@ -54,37 +53,36 @@ class SyncConnection(SharedReader):
 
     def look(self) -> bool:
         """Whether the connection stands, after a look at what has come; does not wait."""
-        if time.monotonic() - self.heard_s > _QUIET_S:
+        if time.monotonic() - self.heard_s > QUIET_CONNECTION_S:
             self._glance()
         return self.alive
 
     def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
         StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
-        deadline = time.monotonic() + timeout_s
-        if deadline - self.heard_s > _QUIET_S + timeout_s:
-            self._glance()
-        request_id, found = self._alone(Outgoing(command, payload), deadline, timeout_s, undo)
+        found = None
+        if timeout_s >= SLICE_S:
+            found = exchange_lone(self, Outgoing(command, payload), timeout_s, _TAKEN, undo)
         if isinstance(found, bytes):
             return found
         if found is None:
-            found = Slot()
-            request_id = self.begin(command, payload, found, deadline)
-        return self._answer_to(command, request_id, found, deadline, timeout_s, undo)
+            slot, deadline = Slot(), time.monotonic() + timeout_s
+            request_id = self.begin(command, payload, slot, deadline)
+        else:
+            request_id, slot, deadline = found
+        return self._answer_to(command, request_id, slot, deadline, timeout_s, undo)
 
     def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
         """`exchange` of a request that can be sent at once, nobody else waiting on the connection; None when it cannot, and
         nothing was sent."""
         broker = self.machine.broker
-        if broker is None or outgoing.nbytes > broker.max_frame_bytes:
+        if broker is None or outgoing.nbytes > broker.max_frame_bytes or timeout_s < SLICE_S:
             return None
-        deadline = time.monotonic() + timeout_s
-        if deadline - self.heard_s > _QUIET_S + timeout_s:
-            self._glance()
-        request_id, found = self._alone(outgoing, deadline, timeout_s, None)
+        found = exchange_lone(self, outgoing, timeout_s, _TAKEN, None)
         if found is None or isinstance(found, bytes):
             return found
-        return self._answer_to(_SEND_BATCH, request_id, found, deadline, timeout_s, None)
+        request_id, slot, deadline = found
+        return self._answer_to(_SEND_BATCH, request_id, slot, deadline, timeout_s, None)
 
     def _answer_to(
         self, command: int, request_id: int, slot: Slot, deadline: float, timeout_s: float, undo: Undo | None
@@ -102,75 +100,21 @@ class SyncConnection(SharedReader):
             raise answer.error
         return answer.payload
 
-    def _alone(
-        self, outgoing: Outgoing, deadline: float, timeout_s: float, undo: Undo | None
-    ) -> tuple[int, bytes | Slot | None]:
-        """A request on a connection where nobody waits: one call of the system sends it, one receives its answer.
-
-        Returns the payload of the answer; a slot in its place when something else came, or nothing so far, for the request of
-        that number, whose answer the slot gets; None in its place when nothing was sent.
-        """
-        fd = self._transport.bare_fd
-        if fd < 0 or timeout_s < SLICE_S or not self._sending.acquire(blocking=False):
-            return 0, None
-        machine, sending = self.machine, True
-        got: tuple[int, bytes] | int | None = None
-        try:
-            with self._lock:
-                if self._reader or self._lost is not None or not machine.free:
-                    return 0, None
-                self._reader = threading.get_ident()
-                request_id = machine.reserve()
-            slot: Slot | None = None
-            try:
-                try:
-                    sent = outgoing.send(fd, request_id)
-                    if sent == outgoing.nbytes:
-                        self._sending.release()
-                        sending = False
-                        got = receive_answer(machine.reader, fd, request_id, _TAKEN)
-                finally:
-                    if type(got) is not tuple:
-                        slot = Slot()
-                        self._adopt(request_id, slot)
-                if type(got) is tuple:
-                    self.heard_s = time.monotonic()
-                    return request_id, got[1]
-                if type(got) is int:
-                    self._took(got)
-            except (OSError, IgnisError) as exc:
-                self.lose(str(exc), exc if isinstance(exc, IgnisError) else None)
-            except BaseException:  # KeyboardInterrupt: the id must stay reserved
-                if slot is not None:
-                    self.cancel(request_id, slot, undo)
-                raise
-            finally:
-                with self._lock:
-                    if self._parked or self._lost is not None:
-                        self._pass_on()
-                    else:
-                        self._reader = 0
-            assert slot is not None
-            if sending and self._lost is None:
-                self._push(memoryview(outgoing.frame(request_id))[sent:], deadline)
-            return request_id, slot
-        finally:
-            if sending:
-                self._sending.release()
-
-    def _adopt(self, request_id: int, slot: Slot) -> None:
-        """The answer of a request that was sent by itself goes into the slot, when it comes."""
+    def _adopt(self, request_id: int) -> Slot:
+        """Returns the slot that gets the answer of a request which was sent by itself, when it comes."""
+        slot = Slot()
         with self._lock:
             if self._lost is None:
                 self.machine.adopt(request_id, slot)
             elif not slot.over:
                 slot.put(Answer(slot, 0, b"", ConnectionLostError(self._lost, sent=True)))
+        return slot
 
     def begin(
         self, command: int, payload: bytes, slot: Slot | PendingAcks, deadline: float, *, streams: bool = False
     ) -> int:
         """Sends a request whose answers go into the slot; returns its id."""
-        if time.monotonic() - self.heard_s > _QUIET_S:
+        if time.monotonic() - self.heard_s > QUIET_CONNECTION_S:
             self._glance()
         # Others may be sending for as long as the peer does not read; then nothing of this request has left.
         if not self._sending.acquire(blocking=False) and not self._sending.acquire(

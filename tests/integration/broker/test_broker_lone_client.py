@@ -21,7 +21,7 @@ from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.errors import failure_of
 from ignis.broker.protocol.payloads import pack_send_ack
 from ignis.config import ClientSettings, resolve
-from ignis.errors import ClosedError, DrainingError, StoreFullError
+from ignis.errors import ClosedError, DrainingError, MalformedFrameError, StoreFullError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from tests.support import WAIT_S, eventually
 from tests.support.puppet_broker import Puppet
@@ -139,6 +139,51 @@ def test_it_is_as_by_the_ordinary_way(name: str, nbytes: int, monkeypatch: pytes
     assert ours == outcome(name, False, monkeypatch, nbytes)
     if name in ("answered", "behind_another_frame", "before_another_frame", "draining"):
         assert ours[:2] == ([17], True)
+
+
+def outcome_of_body(name: str) -> tuple[object, ...]:
+    """`outcome` of a message that is a body alone, as a magazine loads it."""
+    answer: Callable[[int, int], bytes | None] = getattr(Scripts, name)
+    loads: list[int] = []
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes | None:
+        if command != Command.SEND_BATCH:
+            return encode_frame(Command.RESULT, request_id, pack(None))
+        loads.append(request_id)
+        return answer(len(loads) - 1, request_id)
+
+    with Puppet(script) as puppet, store_of(puppet, timeout_s=0.6 if name == "silent" else WAIT_S) as store:
+        got: object
+        try:
+            found = store.magazines.load_body("q", 3, b"body", 0, 60.0)
+            got = store.magazines.load("q", [(3, batch())], 60.0) if found is None else [found[2]]
+            sealed = True
+        except Exception as exc:
+            said = "" if isinstance(exc, ValueError) else re.sub(r"\d+ ms", "so many ms", str(exc))
+            got, sealed = (type(exc), said, getattr(exc, "sent", None)), False
+        connection = store.client.connection
+        machine = None if connection is None else connection.machine
+        left = None if machine is None else (machine.pending, machine.unknown_answers, machine.draining)
+        return got, sealed, left, len(puppet.connections), len(loads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_body_goes_as_by_the_ordinary_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    got, sealed, left, connections, sent = outcome(name, False, monkeypatch, 0)
+    assert isinstance(sent, list)
+    ours = outcome_of_body(name)
+    if name in ("of_no_batch", "unreadable"):
+        assert isinstance(ours[0], tuple)
+        assert ours[0][0] is MalformedFrameError
+        ours = got, *ours[1:]
+    assert ours == (got, sealed, left, connections, len(sent))
+
+
+def test_a_large_body_and_a_shard_that_no_magazine_has_go_the_ordinary_way() -> None:
+    with Puppet(lambda *_: b"") as puppet, store_of(puppet) as store:
+        assert store.magazines.load_body("q", 3, b"x" * 65_537, 0, None) is None
+        assert store.magazines.load_body("q", 1 << 20, b"x", 0, None) is None
+        assert Command.SEND_BATCH not in [command for command, _ in puppet.seen]
 
 
 def test_an_answer_that_comes_in_parts() -> None:

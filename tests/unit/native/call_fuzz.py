@@ -165,6 +165,9 @@ TAKES: dict[str, tuple[str, ...]] = {
     "encode_send_acks": ("bytes", "int", "int"),
     "pack_send_batch": ("bytes", "int", "pairs"),
     "Outgoing.load": ("bytes", "int", "int", "batch"),
+    "Outgoing.load_body": ("bytes", "int", "int", "bytes", "codec"),
+    "exchange_lone": ("any", "any", "int", "any", "any"),
+    "pointer_in_ack": ("bytes",),
     "Outgoing.send": ("int", "int"),  # no descriptor of the process is a socket
     "Outgoing.frame": ("int",),
     "unpack_send_ack": ("bytes",),

@@ -9,12 +9,23 @@ from collections.abc import Iterator
 import pytest
 
 from ignis.errors import MalformedFrameError
-from ignis.native import FRAME_HEADER_BYTES, FrameDecoder, PackedBatch, encode_frame
+from ignis.native import (
+    CODEC_JSON,
+    FRAME_HEADER_BYTES,
+    FrameDecoder,
+    PackedBatch,
+    Record,
+    encode_frame,
+    encode_record,
+    id_text,
+)
 from ignis.native.wire import (
     FrameReader,
     Outgoing,
     ReadArea,
+    exchange_lone,
     pack_send_batch,
+    pointer_in_ack,
     receive_answer,
     unpack_send_ack,
     unpack_send_batch,
@@ -159,3 +170,60 @@ def test_acknowledgements_of_loads_are_taken_apart() -> None:
     for wrong in (b"", b"\0", b"\0\1", b"\0\2" + packed[:-1], b"\0\1" + packed, b"\xff\xff" + packed):
         with pytest.raises(MalformedFrameError, match=f"SEND_ACK of {len(wrong)} bytes"):
             unpack_send_ack(wrong)
+
+
+@pytest.mark.parametrize("body", [b"", b"body", b"x" * 70_000], ids=["empty", "small", "large"])
+def test_a_body_is_sent_as_the_batch_that_it_would_be_packed_to(body: bytes) -> None:
+    outgoing = Outgoing.load_body(b"queue", 1 << 63, 3, body, CODEC_JSON)
+    frame = outgoing.frame(7)
+    assert len(frame) == outgoing.nbytes
+    decoder = FrameDecoder()
+    decoder.feed(frame)
+    [(command, request_id, payload)] = decoder.frames()
+    name, ttl_ms, [(shard, batch)] = unpack_send_batch(payload)
+    assert (command, request_id, name, ttl_ms, shard, batch.count) == (11, 7, b"queue", 1 << 63, 3, 1)
+    raw = payload[-len(encode_record(body)) :]
+    record = Record(raw)
+    assert (record.body, record.key, record.meta, record.attempts) == (body, b"", b"", 0)
+    assert id_text(record.id) == outgoing.message_id
+    again = encode_record(body, flags=CODEC_JSON, id=record.id, enqueued_at_us=record.enqueued_at_us)
+    assert payload == pack_send_batch(b"queue", 1 << 63, [(3, PackedBatch.pack([again]))])
+
+
+def test_a_body_that_has_no_room_is_sent_in_part_and_its_frame_goes_on(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    outgoing = Outgoing.load_body(b"queue", 0, 3, b"x" * 5_000_000, 0)
+    sent = outgoing.send(pair[0].fileno(), 5)
+    assert 0 < sent < outgoing.nbytes
+    while outgoing.send(pair[0].fileno(), 6):
+        pass
+    frame = outgoing.frame(5)
+    assert len(frame) == outgoing.nbytes
+    assert pair[1].recv(sent, socket.MSG_WAITALL) == frame[:sent]
+    with pytest.raises(OSError, match="descriptor"):
+        outgoing.send(-1, 5)
+
+
+def test_each_body_gets_an_id_of_its_own_and_they_rise() -> None:
+    ids = [Outgoing.load_body(b"q", 0, 0, b"", 0).message_id for _ in range(1_000)]
+    assert ids == sorted(set(ids))
+
+
+def test_a_body_that_has_no_room_in_a_frame_is_refused() -> None:
+    for name, shard in ((b"n" * 70_000, 1), (b"n", -1), (b"n", 1 << 16)):
+        with pytest.raises(ValueError, match=r"shard|batch"):
+            Outgoing.load_body(name, 0, shard, b"", 0)
+
+
+def test_the_pointer_of_an_acknowledgement() -> None:
+    ack = struct.pack(">HHQI", 1, 3, 1 << 40, 1)
+    assert pointer_in_ack(ack) == 1 << 40
+    for wrong in (b"", ack[:-1], ack + b"x", struct.pack(">HHQI", 2, 3, 17, 1), struct.pack(">H", 0)):
+        with pytest.raises(MalformedFrameError):
+            pointer_in_ack(wrong)
+
+
+def test_an_exchange_takes_connections_alone() -> None:
+    with pytest.raises(AttributeError):
+        exchange_lone(object(), Outgoing(11, b""), 0.0, ANSWERS, None)
