@@ -74,7 +74,7 @@ class Consumer:
         self.settings = settings
         self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
-        self._lock = threading.Lock()  # over times, what is overdue, and the check
+        self._lock = threading.Lock()  # over times, and the check
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(
@@ -302,10 +302,8 @@ class Consumer:
 
     def _end_expired(self, chunk: Chunk, index: int, failure: Failure) -> None:
         if is_dropped(failure, self._queue.settings.on_expiry):
-            with self._lock:
-                self.counts.overdue += 1
             self._expired_log.note(self._queue.name, 1)
-            self._acker.add_done(chunk, index, 1)
+            self._acker.add_dropped(chunk, index)
         else:
             self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
             self._acker.add_failed(chunk, index, failure)

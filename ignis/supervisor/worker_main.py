@@ -199,7 +199,7 @@ def process_figures(app: Ignis) -> dict[str, Any]:
 
 def _finished(app: Ignis) -> int:
     consumers = [queue.consumer for queue in app.queues() if queue.consumer is not None]
-    return sum(one.counts.handled + one.counts.sidelined for one in consumers)
+    return sum(one.counts.handled + one.counts.overdue + one.counts.sidelined for one in consumers)
 
 
 def _in_flight(app: Ignis) -> int:
