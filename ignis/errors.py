@@ -537,12 +537,14 @@ class HandlerNotCalledError(IgnisError):
 
 
 class PublishError(IgnisError):
-    """Buffered messages could not be stored. Attributes: ``failed`` (how many), ``why``, ``__cause__`` (the first error)."""
+    """Buffered messages failed: the store refused them, or nobody knows whether it has them, as ``why`` says.
+
+    Attributes: ``failed`` (how many), ``why`` (of the first), ``__cause__`` (the first error)."""
 
     code = "publish_failed"
 
     def __init__(self, failed: int, why: str) -> None:
-        super().__init__(f"{failed} buffered message(s) were not stored: {why}")
+        super().__init__(f"{failed} buffered message(s) failed: {why}")
         self.failed = failed
         self.why = why
 
