@@ -149,8 +149,9 @@ class Consumer:
         clean = drained and stored and not left
         if not clean:
             log.warning(
-                "consumer of %s stopped with %d message(s) left to the sweeper", self._queue.name, self.in_flight
-            )
+                "consumer of %s stopped with %d message(s) left to the sweeper: %d in hand, of %d the outcome is not stored",
+                self._queue.name, self.in_flight + self._acker.unacked, self.in_flight, self._acker.unacked,
+            )  # fmt: skip
         return clean
 
     def kill(self) -> None:
@@ -190,7 +191,12 @@ class Consumer:
         if not self._claims.parked:
             return False
         # In the order in which a message passes: what has left the one is seen in the other.
-        return not self.in_flight and not self._acker.waiting
+        return not self.in_flight and not self.waiting
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any outcome is not stored yet. What has left `in_flight` is seen here."""
+        return self._acker.waiting
 
     @property
     def broken(self) -> bool:
