@@ -189,7 +189,8 @@ def report_removed(
 ) -> None:
     """What a purge or a drop did."""
     if state.json:
-        figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, "removed": removed, "in_flight": claimed}
+        done = "would_remove" if dry_run else "removed"
+        figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, done: removed, "in_flight": claimed}
         if looked_at is not None:
             figures["looked_at"] = looked_at
         output.document(figures)

@@ -188,7 +188,7 @@ def shovel_command(
                 progress=progress,
             )
     if state.json:
-        output.document({"queue": queue, "dry_run": dry_run, **vars(result)})
+        output.document({"queue": queue, "dry_run": dry_run, **result.told(dry_run)})
     elif dry_run:
         output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
     else:

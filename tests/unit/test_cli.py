@@ -164,6 +164,28 @@ def test_no_store(run: Run, tmp_path: Path, store: str, code: int, word: str) ->
     assert list(tmp_path.iterdir()) == [], "looking at a store must not make one"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["load", "{no}"], ["load", "{dir}"], ["dump", "q", "--out", "{no}/x"], ["dump", "q", "--out", "{file}"],
+        ["queues", "--config", "{no}"], ["broker", "--users", "{no}"], ["broker", "--tls-cert", "{no}", "--tls-key", "{no}"],
+        ["console", "--users", "{no}"], ["console", "--audit", "{no}/x", "--bind", "127.0.0.1:0"],
+        ["broker", "user", "list", "--users", "{no}"], ["deploy-files", "{file}/x"], ["deploy-files", "/proc/nothing"],
+        ["pipeline", "ingest", "{no}"], ["worker", "no_such_module_there:app"],
+    ],
+)  # fmt: skip
+def test_a_named_file_that_is_not_there_is_a_wrong_argument(
+    run: Run, url: str, app: Ignis, tmp_path: Path, command: list[str]
+) -> None:
+    """The rule of docs/command-line.md, for every command that takes one."""
+    app.queue("q").publish(1)
+    (tmp_path / "file").touch()
+    names = {"no": tmp_path / "no", "dir": tmp_path, "file": tmp_path / "file"}
+    result = run(*(one.format_map(names) for one in command), "-u", url)
+    assert result.code == 2, result
+    assert "Errno" not in result.err
+
+
 def test_an_empty_directory_is_no_store(run: Run, tmp_path: Path) -> None:
     assert run("queues", "-u", f"embedded://{tmp_path}").code == 3
     assert list(tmp_path.iterdir()) == []
@@ -597,7 +619,7 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     dry = ("sideline", "shovel", "q", "--dry-run", "-u", url)
     assert run(*dry).out == "5 message(s) of q would be brought back, 0 would stay\n"
     assert run(*dry, "--error", "Key", "--json").document() == {
-        "queue": "q", "dry_run": True, "moved": 3, "kept": 2, "refused": 0, "waiting": 0,
+        "queue": "q", "dry_run": True, "would_move": 3, "would_keep": 2, "refused": 0, "waiting": 0,
     }  # fmt: skip
     assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
     assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5
