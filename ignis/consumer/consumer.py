@@ -102,6 +102,7 @@ class Consumer:
         self._pool.name_of = self._name_of
         self._started = False
         self._check_timer: Timer | None = None
+        self._check_asked = False
         self._ready = 0
 
     # -- life
@@ -369,11 +370,21 @@ class Consumer:
 
     def _check_soon(self) -> None:
         """A worker ended by itself."""
-        if self._started and not self._claims.stopping.is_set():
+        if not self._started or self._claims.stopping.is_set():
+            return
+        with self._lock:  # one look for all that ended before it
+            asked, self._check_asked = self._check_asked, True
+        if asked:
+            return
+        try:
             run_soon(self._check)
+        except BaseException:
+            self._check_asked = False
+            raise
 
     def _check(self) -> None:
         with self._lock:
+            self._check_asked = False
             if self._check_timer is not None:
                 self._check_timer.cancel()
                 self._check_timer = None
