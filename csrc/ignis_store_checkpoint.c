@@ -219,7 +219,7 @@ static int make_checkpoint(ign_store *store, bool in_memory)
         rc = ign_checkpoint_load(store, chain.checkpoint_generation, chain.checkpoint, &ctl);
     uint64_t damaged = rc == IGN_OK ? ctl.root->damaged_bytes : 0;
     if (rc == IGN_OK)
-        rc = ign_chain_replay(store, &chain, &ctl, durable, NULL, NULL);
+        rc = ign_chain_replay(store, &chain, &ctl, durable, UINT64_MAX, NULL, NULL);
     ign_chain_free(&chain);
 #ifndef IGN_MUTANT_REPLAYED_DAMAGE
     if (rc == IGN_OK && (ctl.root->damaged_bytes != damaged || ctl.root->applied != durable))

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS = 64 };
+enum { ROUNDS = 64, ROOM_ROUNDS = 8 };
 
 bool ign_store_sealed(const ign_generation *generation)
 {
@@ -237,6 +237,18 @@ static int find_first(ign_store *store, ign_generation **g)
     return find_generation(store, g);
 }
 
+/* Each opening takes some room. On a disk that has none, whoever comes gives back what he can before anything else: he may not live long enough
+ * for maintenance. */
+static void make_room(ign_store *store, const ign_generation *g)
+{
+#ifdef IGN_MUTANT_NO_ROOM_MADE
+    return;
+#endif
+    for (int round = 0; round < ROOM_ROUNDS && atomic_load_explicit(&g->ctl.head->short_of_room, memory_order_seq_cst) != 0; round++)
+        if (ign_store_maintain(store) != IGN_OK)
+            break;
+}
+
 int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options)
 {
     ign_store *s = calloc(1, sizeof *s);
@@ -274,6 +286,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         ign_store_close(s);
         return rc;
     }
+    make_room(s, g);
     *store = s;
     return IGN_OK;
 }

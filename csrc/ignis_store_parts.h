@@ -258,15 +258,24 @@ typedef struct ign_chain_walker {
 } ign_chain_walker;
 
 int ign_chain_walk(ign_store *store, const ign_chain *chain, uint64_t position, const ign_chain_walker *walker);
-/* Looks at the log from `position` on: where it ends, and up to where it was known to be flushed. */
-int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end);
-/* ignis_store_replay.c. Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
+/* Looks at the log from `position` on: where it ends, up to where it was known to be flushed, and behind what nothing of it is damaged. */
+int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *whole, uint64_t *durable, uint64_t *end);
+/* ignis_store_replay.c. Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink` writes again what
+ * stands at `again` or behind it: see recovery.c. */
 typedef int ign_chain_sink(void *arg, const ign_entry *entry);
-int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg);
+int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, uint64_t again, ign_chain_sink *sink, void *arg);
 /* A generation is made from the disk and published, unless somebody else was quicker: IGN_E_STALE. `newest`: the control file
  * that was the newest (0: there was none), and `sealed` what is in it, if that can be read. */
 int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made);
 int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
+
+/* ignis_store_before.c: what older generations left. The room that they kept is given back for the next. */
+void ign_before_give_back(ign_store *store, ign_ctl *sealed, uint64_t generation);
+bool ign_before_had_spare(const ign_ctl *sealed);
+int ign_before_keep_spare(ign_store *store, ign_generation *made, bool needs_room);
+void ign_before_remove_strays(ign_store *store, const ign_chain *chain);
+void ign_before_remove_replaced(ign_store *store, const ign_chain *chain, uint64_t begin); /* ... that were written again from `begin` on */
+void ign_before_sweep(ign_store *store, uint64_t generation);
 
 /* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */
 int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl);

@@ -24,7 +24,7 @@
 
 /* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
  * has. */
-enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2 };
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2, MOST_AGAIN = 64 << 10 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -126,54 +126,36 @@ static int write_mark(copy *c)
     return rc;
 }
 
-typedef struct sweep {
-    ign_store *store;
-    uint64_t generation;
-} sweep;
-
-static void sweep_room(void *arg, const char *name)
+/* Where the new file begins. Small segments before it are written again as a whole: else a store that is opened now and then, by somebody who looks at
+ * it, would take another segment each time. What is damaged stays where it is. */
+static uint64_t begin_of(const ign_chain *chain, uint64_t whole, uint64_t durable, uint64_t end)
 {
-    sweep *s = arg;
-    uint64_t a, b;
-    if ((ign_store_parse_name(name, "tmp-ahead", &a, &b) || ign_store_parse_name(name, "tmp-spare", &a, &b)) && a < s->generation)
-        s->store->io->remove(s->store->io, name);
-}
-
-/* The room of older generations that nobody needs any more: what was kept ahead, and the state of one in which nobody lives. That is
- * as large as the one that is to be made. */
-static void give_back(ign_store *store, ign_ctl *sealed, uint64_t generation)
-{
-    ign_store_io *io = store->io;
-    bool living = true;
-    io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
-    if (sealed != NULL && io->locked(io, sealed->file, 0, IGN_STORE_SLOTS, &living) == 0 && !living)
-        ign_ctl_give_back(sealed);
-}
-
-/* Segments that were begun, but not far enough to hold an entry. What has anything behind a header that cannot
- * be read stays, should the checkpoint say that nothing lives there. */
-static void remove_strays(ign_store *store, const ign_chain *chain)
-{
-    ign_store_io *io = store->io;
-    for (uint64_t i = 0; i < chain->stray_count; i++) {
-        char name[IGN_STORE_NAME_MAX];
-        ign_segment_name(name, chain->strays[i].generation, chain->strays[i].number);
-        if (ign_chain_is_blank(store, name, IGN_LOG_SECTOR, UINT64_MAX))
-            io->remove(io, name);
+    uint64_t begin = durable;
+#ifdef IGN_MUTANT_SEGMENT_EACH_TIME
+    return begin;
+#endif
+#ifdef IGN_MUTANT_DAMAGE_AGAIN
+    whole = 0;
+#endif
+    for (uint64_t i = 0; i < chain->count; i++) {
+        uint64_t base = chain->segments[i].info.base;
+        if (base < chain->segments[i].limit && base >= whole && base < begin && end - base <= MOST_AGAIN)
+            begin = base;
     }
+    return begin;
 }
 
 /* The state and the new file, steps 1 to 3. */
 static int fill_generation(ign_store *store, const ign_chain *chain, copy *c, uint64_t refused_from, const char *log_name)
 {
     ign_store_io *io = store->io;
-    uint64_t durable, end, from = chain->checkpoint == UINT64_MAX ? 0 : chain->checkpoint;
-    int rc = ign_chain_scan(store, chain, from, &durable, &end);
+    uint64_t whole, durable, end, from = chain->checkpoint == UINT64_MAX ? 0 : chain->checkpoint;
+    int rc = ign_chain_scan(store, chain, from, &whole, &durable, &end);
     if (rc != IGN_OK)
         return rc;
     if (refused_from < end && refused_from >= durable)
         end = refused_from;
-    c->segment.base = durable;
+    c->segment.base = begin_of(chain, whole, durable, end);
 #ifdef IGN_MUTANT_TRUST_FILE
     c->segment.base = end; /* as if what is in the file were on the disk */
 #endif
@@ -183,7 +165,7 @@ static int fill_generation(ign_store *store, const ign_chain *chain, copy *c, ui
     if (rc == IGN_OK)
         rc = ign_chain_check_files(store, chain, c->ctl);
     if (rc == IGN_OK)
-        rc = ign_chain_replay(store, chain, c->ctl, end, copy_entry, c);
+        rc = ign_chain_replay(store, chain, c->ctl, end, c->segment.base, copy_entry, c);
     if (rc == IGN_OK && c->ctl->root->applied != end)
         rc = IGN_E_STALE; /* a writer that had not seen the seal finished an entry: look again */
     if (rc == IGN_OK)
@@ -245,18 +227,6 @@ static int check_newest(ign_store *store, ign_ctl *ctl, const char *name)
     return rc != IGN_OK ? rc : IGN_E_STALE;
 }
 
-/* What older generations left. A process that is still in one keeps its mapping; it looks for the newest name. */
-static void sweep_file(void *arg, const char *name)
-{
-    sweep *s = arg;
-    uint64_t a, b;
-    if ((ign_store_parse_name(name, "control", &a, &b) || ign_store_parse_name(name, "tmp-control", &a, &b) ||
-         ign_store_parse_name(name, "tmp-log", &a, &b) || ign_store_parse_name(name, "tmp-ahead", &a, &b) ||
-         ign_store_parse_name(name, "tmp-spare", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b)) &&
-        a < s->generation)
-        s->store->io->remove(s->store->io, name);
-}
-
 static void inherit(ign_ctl_head *head, const ign_ctl *sealed, uint64_t cut)
 {
     if (sealed != NULL) {
@@ -306,7 +276,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         rc = ign_chain_know(store, &chain, &known);
     if (rc == IGN_OK) {
         if (needs_room)
-            give_back(store, sealed, generation);
+            ign_before_give_back(store, sealed, generation);
         uint64_t arena = store->options.arena_bytes, undo = store->options.undo_capacity;
         undo = needs_room && undo > LEAST_UNDO ? LEAST_UNDO : undo; /* should more be undone, another generation follows */
         arena = needs_room && arena > LEAST_ARENA ? LEAST_ARENA : arena;
@@ -320,8 +290,12 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         made->ctl.head->segment_number = c.segment.number;
         rc = fill_generation(store, &chain, &c, limit_of(sealed, refused), log);
     }
-    if (rc == IGN_OK && needs_room) /* as much as there is: what is short of it refuses calls */
+    if (rc == IGN_OK && (needs_room || ign_before_had_spare(sealed)))
+        rc = ign_before_keep_spare(store, made, needs_room);
+    if (rc == IGN_OK && needs_room) { /* as much as there is: what is short of it refuses calls */
         ign_ctl_make_room(&made->ctl, store->options.arena_bytes);
+        atomic_store_explicit(&made->ctl.head->short_of_room, 1, memory_order_relaxed);
+    }
     if (rc == IGN_OK) {
         ign_ctl_head *head = made->ctl.head;
         uint64_t end = made->ctl.root->applied;
@@ -356,17 +330,21 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     }
     int error = errno; /* what went wrong, and not what removing its traces says */
     if (published)
-        remove_strays(store, &chain);
-    ign_chain_free(&chain);
+        ign_before_remove_strays(store, &chain);
     free(c.buffer);
     if (c.file >= 0)
         io->close(io, c.file);
-    if (published) { /* should its log not get its name now, whoever takes the lock tries again */
-        if (ign_store_make_ready(store, &made->ctl) == IGN_OK)
-            io->list(io, sweep_file, &(sweep){.store = store, .generation = generation});
-        return IGN_OK;
+    if (published && ign_store_make_ready(store, &made->ctl) == IGN_OK) { /* should its log not get its name now, whoever takes the lock tries again */
+        ign_before_remove_replaced(store, &chain, c.segment.base);
+        ign_before_sweep(store, generation);
     }
+    ign_chain_free(&chain);
+    if (published)
+        return IGN_OK;
     if (created) {
+        uint64_t spare = atomic_load_explicit(&made->ctl.head->spare, memory_order_relaxed);
+        if (spare != 0)
+            ign_store_give(store, made, "tmp-spare", spare);
         ign_ctl_close(&made->ctl);
         io->remove(io, control);
         io->remove(io, log);

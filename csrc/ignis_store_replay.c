@@ -12,7 +12,7 @@ typedef struct replay {
     ign_store *store;
     const ign_chain *chain;
     ign_ctl *ctl;
-    uint64_t end;
+    uint64_t end, again;
     ign_chain_sink *sink;
     void *arg;
 } replay;
@@ -27,6 +27,8 @@ static int replay_enter(void *arg, const ign_segment_info *segment)
             return IGN_OK;
     if (segment->base >= r->end)
         return IGN_EMPTY;
+    if (segment->base >= r->again)
+        return IGN_OK; /* all of it is written again */
     ign_state_add_segment(r->ctl, segment);
     return r->ctl->no_room ? ign_store_error(ENOSPC) : IGN_OK;
 }
@@ -135,9 +137,10 @@ static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *r
     return IGN_OK;
 }
 
-int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg)
+int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, uint64_t again, ign_chain_sink *sink,
+                     void *arg)
 {
-    replay r = {.store = store, .chain = chain, .ctl = ctl, .end = end, .sink = sink, .arg = arg};
+    replay r = {.store = store, .chain = chain, .ctl = ctl, .end = end, .again = again, .sink = sink, .arg = arg};
     if (ctl->root->applied >= end)
         return IGN_OK;
     return ign_chain_walk(store, chain, ctl->root->applied,

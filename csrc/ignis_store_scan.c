@@ -85,6 +85,7 @@ typedef struct scan {
     ign_store *store;
     const ign_chain *chain;
     uint64_t durable, end;
+    uint64_t whole;     /* nothing is passed over behind it */
     uint64_t witnessed; /* up to where entries of the last segment know that it was flushed */
     bool looked;
 } scan;
@@ -170,14 +171,15 @@ static int scan_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *rea
     if (!was_durable)
         return IGN_EMPTY;
     s->durable = s->durable > next ? s->durable : next;
-    s->end = next;
+    s->end = s->whole = next;
     return IGN_OK;
 }
 
-int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end)
+int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *whole, uint64_t *durable, uint64_t *end)
 {
-    scan s = {.store = store, .chain = chain, .durable = position, .end = position};
+    scan s = {.store = store, .chain = chain, .durable = position, .end = position, .whole = position};
     int rc = ign_chain_walk(store, chain, position, &(ign_chain_walker){.enter = scan_enter, .visit = scan_visit, .gap = scan_gap, .arg = &s});
+    *whole = s.whole;
     *end = s.end;
     *durable = s.durable < s.end ? s.durable : s.end;
     return rc;

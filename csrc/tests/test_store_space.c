@@ -532,6 +532,72 @@ static void moved_on_a_full_disk(void)
 
 /* -- opening ------------------------------------------------------------------------------------------------------------ */
 
+/* -- killed again and again on a full disk ------------------------------------------------------------------------------- */
+
+/* One process: takes some messages, gives some of them to another magazine and retires some, and dies, mostly before maintenance did anything. */
+static void short_life(ign_store *store, uint32_t m, uint32_t to, uint32_t record)
+{
+    for (uint64_t calls = draw(40); calls > 0; calls--) {
+        static ign_slice slices[64];
+        static uint64_t ids[64];
+        uint32_t count;
+        bool expired;
+        ign_store_mark mark;
+        uint64_t retired;
+        uint16_t shard = (uint16_t)draw(SHARDS);
+        int rc = ign_store_claim(store, m, shard, 1 + (uint32_t)draw(20), 1 << 20, "me", 1, slices, 64, &count, &expired, NULL, &mark);
+        CHECK(rc == IGN_OK || rc == IGN_EMPTY || rc == IGN_E_NO_ROOM);
+        for (uint32_t i = 0; i < count; i++) {
+            const ign_slice *slice = &slices[i];
+            ign_store_run run = {.shard = shard, .first = slice->first + slice->from, .last = slice->first + slice->to - 1};
+            uint32_t records = (uint32_t)(run.last - run.first + 1);
+            if (draw(2) == 0)
+                rc = ign_store_retire(store, m, &run, 1, false, &retired, NULL, &mark);
+            else if (records <= 64 && draw(2) == 0) {
+                memset(ids, 1, sizeof ids);
+                ign_store_part part = {.shard = shard, .batch = bytes_of_batch, .bytes = batch_of(ids, records, record)};
+                rc = ign_store_transfer(store, m, &run, 1, to, &part, 1, false, NULL, &mark);
+            }
+            CHECK(rc == IGN_OK || rc == IGN_E_NO_ROOM);
+        }
+        if (draw(20) == 0)
+            upkeep(store);
+    }
+}
+
+static void killed_again_and_again(void)
+{
+    bytes_of_batch = malloc(4 * MOST);
+    fetched = malloc(4 * MOST);
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        const story told = {.what = "killed again and again", .disk_bytes = (seed % 2 == 0 ? 24ull : 40ull) << 20, .seed = seed, .record = 4000,
+                            .loaded_at_a_time = 1};
+        ign_store_io *io = small_disk(told.disk_bytes);
+        ign_store *store = open_of(io, told.disk_bytes);
+        ign_store_mark mark;
+        uint32_t m, to;
+        drawn = seed;
+        CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &m, NULL, &mark), IGN_OK);
+        CHECK_EQ(ign_store_declare(store, "sideline", SHARDS, 0, &to, NULL, &mark), IGN_OK);
+        fill(store, m, &told);
+        for (int life = 0; life < 60; life++) {
+            ign_store_abandon(store);
+            store = open_of(io, told.disk_bytes);
+            short_life(store, m, to, told.record);
+        }
+        ign_store_figures figures;
+        take_out(store, m); /* who lives takes out the rest */
+        take_out(store, to);
+        CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+        if (getenv("SPACE_TELL") != NULL)
+            fprintf(stderr, "seed %" PRIu64 ": %" PRIu64 " left, claimed by the dead\n", seed, figures.living_records);
+        ign_store_close(store);
+        store_dir_close(io);
+    }
+    free(bytes_of_batch);
+    free(fetched);
+}
+
 static void remove_kept(void *arg, const char *name)
 {
     ign_store_io *io = arg;
@@ -687,7 +753,55 @@ static void small_store(void)
     store_dir_close(io);
 }
 
+static void count_segment(void *arg, const char *name)
+{
+    *(unsigned *)arg += strncmp(name, "log-", 4) == 0;
+}
+
+/* Who looks into a store without doing anything leaves no segment behind. */
+static void opened_again_and_again(void)
+{
+    ign_store_io *io = small_disk(UINT64_MAX);
+    ign_store *store;
+    ign_store_mark mark;
+    ign_store_figures before, after;
+    static uint8_t batch[BATCH_MAX];
+    uint32_t m;
+    for (int checkpoint = 0; checkpoint < 2; checkpoint++) {
+        CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+        CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &m, NULL, &mark), IGN_OK);
+        for (int i = 0; i < 300; i++) { /* more than an opening writes again */
+            ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 10, 1 + 10 * (uint64_t)(300 * checkpoint + i), 100)};
+            CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+        }
+        CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+        if (checkpoint != 0)
+            CHECK_EQ(ign_store_checkpoint(store), IGN_OK);
+        ign_store_close(store);
+        unsigned had = 0, has = 0;
+        CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+        CHECK_EQ(ign_store_figures_of(store, &before), IGN_OK);
+        ign_store_close(store);
+        CHECK_EQ(disk.real.list(io, count_segment, &had), 0);
+        uint64_t took = taken(io);
+        for (int opening = 0; opening < 300; opening++) {
+            CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+            ign_store_close(store);
+        }
+        CHECK_EQ(disk.real.list(io, count_segment, &has), 0);
+        CHECK_EQ(has, had);
+        CHECK(taken(io) <= took);
+        CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+        CHECK_EQ(ign_store_figures_of(store, &after), IGN_OK);
+        CHECK(after.living_records == before.living_records && after.damaged_bytes == 0);
+        ign_store_close(store);
+    }
+    store_dir_close(io);
+}
+
 MAIN("store_space", {
+    RUN(opened_again_and_again);
+    RUN(killed_again_and_again);
     RUN(small_store);
     RUN(room_in_hand);
     RUN(opened_in_the_room_of_the_old_state);

@@ -367,6 +367,8 @@ static void at_an_opening(void)
         heal();
         store = open_small(io);
         CHECK(readable(store, m, &unreadable) == ALL && figures(store).damaged_bytes == 0);
+        slice = slice_at(store, m, slice.first); /* written again by that opening */
+        at = place == 0 ? block_in(&slice) : slice.file_offset / 512 * 512;
         ign_store_close(store);
         refuse(segment_of(&slice), at, 512, UINT32_MAX);
         store = open_small(io);

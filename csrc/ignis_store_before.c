@@ -1,0 +1,83 @@
+/* What the generations before this one left: the room that they kept, segments that nobody needs any more, and files of theirs.
+ */
+#include "ignis_store_parts.h"
+
+enum { LEAST_SPARE = 8192 };
+
+typedef struct sweep {
+    ign_store *store;
+    uint64_t generation;
+} sweep;
+
+static void sweep_room(void *arg, const char *name)
+{
+    sweep *s = arg;
+    uint64_t a, b;
+    if ((ign_store_parse_name(name, "tmp-ahead", &a, &b) || ign_store_parse_name(name, "tmp-spare", &a, &b)) && a < s->generation)
+        s->store->io->remove(s->store->io, name);
+}
+
+/* The room of older generations that nobody needs any more: what was kept ahead, and the state of one in which nobody lives. That is
+ * as large as the one that is to be made. */
+void ign_before_give_back(ign_store *store, ign_ctl *sealed, uint64_t generation)
+{
+    ign_store_io *io = store->io;
+    bool living = true;
+    io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
+    if (sealed != NULL && io->locked(io, sealed->file, 0, IGN_STORE_SLOTS, &living) == 0 && !living)
+        ign_ctl_give_back(sealed);
+}
+
+bool ign_before_had_spare(const ign_ctl *sealed)
+{
+    return sealed != NULL && atomic_load_explicit(&sealed->head->spare, memory_order_relaxed) != 0;
+}
+
+/* The room of one checkpoint, before anything else takes it: without a checkpoint no segment goes. Where there is not even that much, messages
+ * can still be taken out. */
+int ign_before_keep_spare(ign_store *store, ign_generation *made, bool needs_room)
+{
+    int rc = ign_store_keep_spare(store, made, (made->ctl.root->used + LEAST_SPARE) / IGN_LOG_SECTOR * IGN_LOG_SECTOR);
+    return rc == IGN_E_NO_ROOM && needs_room ? IGN_OK : rc;
+}
+
+/* Segments that were begun, but not far enough to hold an entry. What has anything behind a header that cannot
+ * be read stays, should the checkpoint say that nothing lives there. */
+void ign_before_remove_strays(ign_store *store, const ign_chain *chain)
+{
+    ign_store_io *io = store->io;
+    for (uint64_t i = 0; i < chain->stray_count; i++) {
+        char name[IGN_STORE_NAME_MAX];
+        ign_segment_name(name, chain->strays[i].generation, chain->strays[i].number);
+        if (ign_chain_is_blank(store, name, IGN_LOG_SECTOR, UINT64_MAX))
+            io->remove(io, name);
+    }
+}
+
+/* The segments that it took the place of. Its own has its name on the disk. */
+void ign_before_remove_replaced(ign_store *store, const ign_chain *chain, uint64_t begin)
+{
+    for (uint64_t i = 0; i < chain->count; i++) {
+        char name[IGN_STORE_NAME_MAX];
+        ign_segment_name(name, chain->segments[i].info.generation, chain->segments[i].info.number);
+        if (chain->segments[i].info.base >= begin)
+            store->io->remove(store->io, name);
+    }
+}
+
+/* What older generations left. A process that is still in one keeps its mapping; it looks for the newest name. */
+static void sweep_file(void *arg, const char *name)
+{
+    sweep *s = arg;
+    uint64_t a, b;
+    if ((ign_store_parse_name(name, "control", &a, &b) || ign_store_parse_name(name, "tmp-control", &a, &b) ||
+         ign_store_parse_name(name, "tmp-log", &a, &b) || ign_store_parse_name(name, "tmp-ahead", &a, &b) ||
+         ign_store_parse_name(name, "tmp-spare", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b)) &&
+        a < s->generation)
+        s->store->io->remove(s->store->io, name);
+}
+
+void ign_before_sweep(ign_store *store, uint64_t generation)
+{
+    store->io->list(store->io, sweep_file, &(sweep){.store = store, .generation = generation});
+}
