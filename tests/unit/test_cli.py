@@ -23,6 +23,7 @@ import pytest
 import ignis
 from ignis.app import Ignis
 from ignis.cli import main, output
+from ignis.cli.other_words import OTHER_WORDS
 from ignis.consumer.handler import Failure
 from ignis.escaping import PlainFormatter
 from ignis.message import failed_record
@@ -162,6 +163,20 @@ def test_no_store(run: Run, tmp_path: Path, store: str, code: int, word: str) ->
         assert word in result.err
         assert len(result.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == [], "looking at a store must not make one"
+
+
+@pytest.mark.parametrize("said", OTHER_WORDS)
+def test_a_word_of_elsewhere_leads_to_the_command(run: Run, said: str) -> None:
+    meant = OTHER_WORDS[said]
+    result = run(*(["broker", *said.split()] if said.startswith("user ") else said.split()))
+    assert (result.code, f"ignis {meant} " in result.err) == (2, True)
+    assert run(*meant.split(), "--help").code == 0
+    assert f"ignis {meant} [" in " ".join(run(*meant.split(), "--help").out.split())
+
+
+def test_a_word_that_nobody_knows_stays_unknown(run: Run) -> None:
+    result = run("nonsense-of-some-kind")
+    assert (result.code, "is done by" in result.err) == (2, False)
 
 
 @pytest.mark.parametrize(
@@ -621,11 +636,11 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     assert run(*dry, "--error", "Key", "--json").document() == {
         "queue": "q", "dry_run": True, "would_move": 3, "would_keep": 2, "refused": 0, "waiting": 0,
     }  # fmt: skip
-    assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
-    assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5
+    assert run(*dry, "--key", "nobody", "--json").document()["would_move"] == 0
+    assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["would_keep"] == 5
     assert run("sideline", "shovel", "q", "--rate", "0", "-u", url).code == 2
-    assert run(*dry, "--older-than", "1d", "--json").document()["moved"] == 0
-    assert run(*dry, "--id", shown[0]["id"], "--json").document()["moved"] == 1
+    assert run(*dry, "--older-than", "1d", "--json").document()["would_move"] == 0
+    assert run(*dry, "--id", shown[0]["id"], "--json").document()["would_move"] == 1
     assert run(*dry, "--id", "x").code == 2
     moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json", "--rate", "99")
     assert moved.code == 0

@@ -117,7 +117,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "health",
     ),
     "ignis.cli": (
-        "bench_report command exit_codes filters output state",
+        "bench_report command exit_codes filters other_words output state",
         "bench broker_user confirm console demo deploy_files doctor_service leader locks queue_names relay top worker_processes",
         "autoscale broker completion doctor dump find inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
