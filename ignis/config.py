@@ -923,6 +923,9 @@ def naming(source: str) -> Iterator[None]:
         raise (ConfigError(f"{exc} (the URL is from: {source})") if source else exc) from None
 
 
+_SHORTER = "; the _s at an end may be left out"
+
+
 def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
     for key, value in given.items():
         if not isinstance(key, str):
@@ -932,5 +935,6 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
             spellings = names | {one.removesuffix("_s") for one in names}
             raise ConfigError(
                 f"unknown {cls.section} setting {shown(key)} ({source}); {meant(key, spellings)}known: {', '.join(sorted(names))}"
+                f"{_SHORTER if any(one.endswith('_s') for one in names) else ''}"
             )
         into[known] = value

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ignis.config import PublisherSettings, check_timeout
+from ignis.config import PublisherSettings
 from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
@@ -90,20 +90,20 @@ class DelayingPublisher(TwoRingPublisher[M]):
             return self._second
 
     def close(self, timeout: float | None = None) -> None:
-        timeout = None if timeout is None else check_timeout(timeout)
-        began_s, refused = time.monotonic(), None
+        of_s = self.timeout_s(timeout)
+        until_s, refused = time.monotonic() + of_s, None
         self._put_after = None
         if self._second is not None:
             self._second._press()
         try:
-            super().close(timeout)
+            super().close(of_s)
         except PublishError as exc:
             refused = exc
         with self._making:  # from now on nobody makes one
             timed = self._second
         try:
             if timed is not None:
-                timed.close(self.left_s(began_s, timeout))
+                timed.close_within(max(0.0, until_s - time.monotonic()), of_s)
         except PublishError as exc:
             refused = refused or exc
         if refused is not None:

@@ -537,12 +537,14 @@ class HandlerNotCalledError(IgnisError):
 
 
 class PublishError(IgnisError):
-    """Buffered messages could not be stored. Attributes: ``failed`` (how many), ``why``, ``__cause__`` (the first error)."""
+    """Buffered messages failed: the store refused them, or nobody knows whether it has them, as ``why`` says.
+
+    Attributes: ``failed`` (how many), ``why`` (of the first), ``__cause__`` (the first error)."""
 
     code = "publish_failed"
 
     def __init__(self, failed: int, why: str) -> None:
-        super().__init__(f"{failed} buffered message(s) were not stored: {why}")
+        super().__init__(f"{failed} buffered message(s) failed: {why}")
         self.failed = failed
         self.why = why
 
@@ -672,6 +674,10 @@ _TOO_MANY = {
     "max_unauthenticated_per_address": "connections of one address have not said who they are",
     "open files less broker.reserved_files": "files would be open",
     "watched magazines": "magazines are watched",
+    "failed logins": "failed logins",
+    "logins by password": "logins by password are waiting",
+    "connections of the endpoint": "connections would be open",
+    "connections of one address": "connections of one address would be open",
 }
 """What exceeds the limit, by the setting that changes it."""
 
@@ -679,15 +685,18 @@ _TOO_MANY = {
 class TooManyRequestsError(BrokerError):
     """There are more requests, connections or applications than allowed. Nothing was done; wait for answers, then try again.
 
-    Attributes: ``pending`` (how many there are), ``limit``, ``setting`` (the setting that changes the limit).
+    Attributes: ``pending`` (how many there are), ``limit``, ``setting`` (the setting that changes the limit; or what there are
+    too many of, and behind ``;`` what to do), ``retry_after_s`` (known where it was raised, 0 through a broker).
     """
 
     code = "too_many_requests"
     retryable = True
+    retry_after_s = 0
 
     def __init__(self, pending: int, limit: int, setting: str = "broker.max_pending") -> None:
-        what = _TOO_MANY.get(setting.rpartition(".")[2] if setting.startswith(("broker.", "client.")) else setting, "")
-        super().__init__(f"{pending}{what and f' {what}'}, the limit is {limit} ({setting})")
+        name, _, advice = setting.partition("; ")
+        what = _TOO_MANY.get(name.rpartition(".")[2] if name.startswith(("broker.", "client.")) else name, "")
+        super().__init__(f"{pending}{what and f' {what}'}, the limit is {limit} ({advice or name})")
         self.pending = pending
         self.limit = limit
         self.setting = setting

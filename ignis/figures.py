@@ -83,7 +83,7 @@ class ConsumerFigures:
     start_error: str | None = _now(default=None)
     timed_s: float = _rises(default=0.0)
     worker_deaths: int = _rises("ignis_worker_deaths", "Worker processes of pool=process that died.", "processes")
-    handled: int = _rises("ignis_consumed", "Messages handled or dropped here, and acknowledged.")
+    handled: int = _rises("ignis_consumed", "Messages handled here, also with an error to ignore, and acknowledged.")
     sidelined: int = _rises()
     retried: int = _rises("ignis_retried", "Failed messages put back here to be tried again.")
     fetched: int = _rises("ignis_claimed_messages", "Messages in claims here.")
@@ -97,7 +97,7 @@ class ConsumerFigures:
     renew_errors: int = _rises()
     reloaded: int = _rises()
     expired: int = _rises()
-    overdue: int = _rises("ignis_overdue", "Messages dropped here: their deadline had passed when their turn came.")
+    overdue: int = _rises("ignis_overdue", "Messages dropped here, not handled: their deadline had passed.")
     timed: int = _rises()
     sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
     """By reason: what is in `sidelined`, and what dead processes held when this consumer began.

@@ -40,7 +40,7 @@ from ignis.storage.base import MagazineStore
 from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.pending_load import PendingLoad
 
-__all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages"]
+__all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages", "why_of"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -264,9 +264,13 @@ class Publisher(Generic[M]):
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent before is durable (or refused: see `failed`). Raises WaitTimeoutError."""
-        timeout_s = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
+        timeout_s = self.timeout_s(timeout)
+        self.flush_within(timeout_s, timeout_s)
+
+    def flush_within(self, left_s: float, of_s: float) -> None:
+        """`flush` within what is left of a time that was begun; the error names all of it."""
         self._press()
-        self._outbox.wait_settled(self._outbox.sent, timeout_s)
+        self._outbox.wait_settled(self._outbox.sent, left_s, of_s)
 
     def _press(self) -> None:
         self._awaited = self._outbox.sent
@@ -305,13 +309,19 @@ class Publisher(Generic[M]):
         """
         if self._closing:
             return
-        timeout = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
-        deadline = time.monotonic() + timeout
+        timeout_s = self.timeout_s(timeout)
+        self.close_within(timeout_s, timeout_s)
+
+    def close_within(self, left_s: float, of_s: float) -> None:
+        """`close` within what is left of a time that was begun; the error names all of it."""
+        if self._closing:
+            return
+        deadline = time.monotonic() + left_s
         self._closing = True
         self._put = self._refuse
         self._press()
         try:
-            self._outbox.wait_settled(self._outbox.sent, timeout)
+            self._outbox.wait_settled(self._outbox.sent, left_s, of_s)
         except WaitTimeoutError:
             self._closing = False
             if self._ended is None:
@@ -323,7 +333,7 @@ class Publisher(Generic[M]):
             self._flusher.join(max(0.0, deadline - time.monotonic()) + _IDLE_S)
         _open.discard(self)
         if failed:
-            raise PublishError(failed, str(first)) from first
+            raise PublishError(failed, why_of(first)) from first
 
     def end(self) -> bool:
         """The application is closed before its publisher: `send` raises ClosedError, and what is pending is hurried on.
@@ -335,10 +345,9 @@ class Publisher(Generic[M]):
         self._press()
         return threading.current_thread() is not self._flusher  # a callback of its own would wait for itself
 
-    def left_s(self, began_s: float, timeout: float | None) -> float:
-        """What is left of the time for its `flush`, of which some went by since this monotonic time."""
-        timeout_s = self._settings.close_timeout_s if timeout is None else timeout
-        return max(0.0, began_s + timeout_s - time.monotonic())
+    def timeout_s(self, timeout: float | None) -> float:
+        """The seconds that its `flush` and `close` take for a ``timeout`` of theirs. Raises ConfigError."""
+        return self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
 
     def give_up(self) -> None:
         """After a `close` that ran out of time: the receipts that are pending fail with ClosedError, and the flusher ends. What
@@ -464,9 +473,7 @@ class Publisher(Generic[M]):
             error = PublishError(count, f"{type(exc).__name__}: {exc}")
             error.__cause__ = exc
         self._drained.fail(count, error)
-        log_safely(
-            log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
-        )
+        log_safely(log, logging.ERROR, "%d buffered message(s) for %s failed: %s", count, self._magazine.name, exc)
 
     def _settle(
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int], began_s: float
@@ -496,6 +503,11 @@ class Publisher(Generic[M]):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+def why_of(exc: BaseException | None) -> str:
+    """What the first error says; of one that counts messages itself, without its count."""
+    return exc.why if isinstance(exc, PublishError) else str(exc)
 
 
 def pending_messages() -> int:
@@ -528,7 +540,8 @@ def end_publishers(magazines: MagazineStore, timeout: float | None = None) -> No
     ended = [one for one in list(_open) if one.magazine.store is magazines and one.end()]
     for publisher in ended:
         try:
-            publisher.flush(publisher.left_s(began_s, timeout))
+            of_s = publisher.timeout_s(timeout)
+            publisher.flush_within(max(0.0, began_s + of_s - time.monotonic()), of_s)
         except ForkedHandleError:
             continue  # the parent's
         except WaitTimeoutError as exc:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ignis.async_publisher import AsyncPublisher
 from ignis.config import shown
-from ignis.consumer.handler_form import check_callable
 from ignis.context import AppContext
 from ignis.deadlines import Deadline, deadline_of
 from ignis.delaying_publisher import DelayingPublisher
@@ -116,7 +115,10 @@ class PublishingQueue(QueueParts[M]):
         if key is not None:
             if keys is not None:
                 raise ConfigError("give key or keys, not both")
-            check_callable(key, "key")
+            if not callable(key):
+                raise ConfigError(
+                    f"key = {shown(key)} is not a function that computes a message's key; keys=[...] gives one for each message"
+                )
             try:
                 messages = list(messages)
             except TypeError as exc:

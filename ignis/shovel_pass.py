@@ -58,6 +58,11 @@ class ShovelResult:
     refused: int = 0
     waiting: int = 0
 
+    def told(self, dry_run: bool) -> dict[str, int]:
+        """For a document: by the names of these counts, and after a dry run by names that say that nothing has happened."""
+        moved, kept = ("would_move", "would_keep") if dry_run else ("moved", "kept")
+        return {moved: self.moved, kept: self.kept, "refused": self.refused, "waiting": self.waiting}
+
     def add(self, other: ShovelResult) -> None:
         """Adds the counts of another result to these."""
         self.moved += other.moved

@@ -19,13 +19,13 @@ class TwoRingPublisher(Publisher[M]):
     _second: Publisher[M] | None = None
     """Made by the first message that needs it."""
 
-    def flush(self, timeout: float | None = None) -> None:
-        second, began_s = self._second, time.monotonic()
+    def flush_within(self, left_s: float, of_s: float) -> None:
+        second, until_s = self._second, time.monotonic() + left_s
         if second is not None:
             second._press()  # both at once
-        super().flush(timeout)
+        super().flush_within(left_s, of_s)
         if second is not None:
-            second.flush(self.left_s(began_s, timeout))
+            second.flush_within(max(0.0, until_s - time.monotonic()), of_s)
 
     @property
     def sent(self) -> int:

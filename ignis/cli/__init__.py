@@ -31,6 +31,7 @@ try:
     from ignis.cli.later import later
     from ignis.cli.leader import leader
     from ignis.cli.locks import locks
+    from ignis.cli.other_words import WordGroup
     from ignis.cli.pipeline import pipeline
     from ignis.cli.publish import publish
     from ignis.cli.queue import queue
@@ -57,8 +58,20 @@ EXIT_CODES = (
     "141 the output's reader went away."
 )
 
+LOOKING_FOR = """\b
+What does what:
+  what failed, and to bring it back (redrive)   sideline list, sideline shovel
+  what a dead worker holds                      sweep; workers shows who holds what
+  to empty, pause, remove a queue               queue purge, pause, delete
+  what waits for its time; what the clock does  later list; schedules list
+  where a message is; what is wrong             find; doctor
+"""
+EPILOG = f"{LOOKING_FOR}\n{EXIT_CODES}"
 
-@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+@click.group(
+    cls=WordGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="ignis", message="%(prog)s %(version)s")
 @common_options
 @click.pass_context

@@ -15,6 +15,7 @@ import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
+from ignis.cli.other_words import WordGroup
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve, shown
 from ignis.errors import AddressInUseError, ConfigError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["broker"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=WordGroup, invoke_without_command=True)
 @click.option("--bind", default="127.0.0.1:9710", metavar="HOST:PORT", show_default=True, help="Where to listen.")
 @click.option(
     "--users",

@@ -11,6 +11,7 @@ from ignis.broker.auth.passwords import hash_password, new_token
 from ignis.broker.auth.permissions import GROUPS
 from ignis.broker.auth.users_file import Token, User, editing, load_users
 from ignis.cli import exit_codes, output
+from ignis.cli.other_words import WordGroup
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
 
@@ -27,7 +28,7 @@ _FILE = click.option(
 )
 
 
-@click.group()
+@click.group(cls=WordGroup)
 def user() -> None:
     """Who may connect to a broker. A running broker sees a change within a second; it counts for new connections."""
 

@@ -9,6 +9,7 @@ import click
 from ignis import deploy
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
+from ignis.errors import ConfigError
 
 __all__ = ["deploy_files"]
 
@@ -24,7 +25,10 @@ def deploy_files(state: State, directory: Path, replace: bool) -> int:
     They are examples to be changed: docs/deployment.md goes through them. A file that is there and was changed is left alone,
     and nothing is written then, unless --replace is said.
     """
-    written = deploy.write(directory, replace=replace)
+    try:
+        written = deploy.write(directory, replace=replace)
+    except OSError as exc:
+        raise ConfigError(f"{exc.filename or directory} cannot be written: {exc.strerror or exc}") from exc
     if state.json:
         output.document({"directory": str(directory), "files": [str(path) for path in written]})
     else:

@@ -18,7 +18,7 @@ from ignis.config import parse_duration_s
 from ignis.dump.lines import PLACES, BadLineError, Place
 from ignis.dump.reading import Loaded, Loader
 from ignis.dump.writing import Dumped, dump_queues
-from ignis.errors import IgnisError
+from ignis.errors import ConfigError, IgnisError
 from ignis.private_files import open_private
 from ignis.regular_files import regular_only
 
@@ -31,7 +31,7 @@ _LINE_BYTES = 256 << 20
 
 
 class FileError(IgnisError, OSError):
-    """A file cannot be written or read."""
+    """A file that was opened cannot be written any more."""
 
     code = "file"
 
@@ -105,7 +105,7 @@ class _Writer:
 
 @contextlib.contextmanager
 def _output(path: str) -> Iterator[BinaryIO]:
-    """stdout, or a new file, which is on the disk when it is left. Raises FileError."""
+    """stdout, or a new file, which is on the disk when it is left. Raises ConfigError: it cannot be made; FileError later."""
     if path == "-":
         yield sys.stdout.buffer
         return
@@ -113,9 +113,9 @@ def _output(path: str) -> Iterator[BinaryIO]:
         # Messages are nobody's business but this user's, and an older dump is not to be lost by a slip.
         file = open(path, "xb", opener=open_private)  # noqa: SIM115 - closed below, with what may go wrong there
     except FileExistsError:
-        raise FileError(f"{path} is there already; remove it first, or give another --out") from None
+        raise ConfigError(f"{path} is there already; remove it first, or give another --out") from None
     except OSError as exc:
-        raise FileError(f"{path} cannot be made: {exc.strerror or exc}") from None
+        raise ConfigError(f"{path} cannot be made: {exc.strerror or exc}") from None
     try:
         with file:
             yield file
@@ -229,7 +229,7 @@ def _input(path: str) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb", opener=regular_only)  # noqa: SIM115 - closed below
     except OSError as exc:
-        raise FileError(f"{path} cannot be read: {exc.strerror or exc}") from None
+        raise ConfigError(f"{path} cannot be read: {exc.strerror or exc}") from None
     with file:
         yield file
 

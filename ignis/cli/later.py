@@ -9,6 +9,7 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import message_ids
+from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.later import DelayedMessage, Later
@@ -16,7 +17,7 @@ from ignis.later import DelayedMessage, Later
 __all__ = ["later"]
 
 
-@click.group()
+@click.group(cls=WordGroup)
 @common_options
 def later() -> None:
     """Messages that wait for their time."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ignis.cli import exit_codes, output
+from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state
 from ignis.progress import Progress, make_progress
@@ -32,7 +33,7 @@ run_option = click.option("--run-id", metavar="ID", help="Name of the run; one t
 master_option = click.option("--master", metavar="URL", default="", help="Spark's master, e.g. local[2].")
 
 
-@click.group()
+@click.group(cls=WordGroup)
 @common_options
 def pipeline() -> None:
     """Files into a queue and a queue into Parquet with Spark; a report on the sideline.

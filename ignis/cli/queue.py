@@ -12,6 +12,7 @@ from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import filter_options, message_ids
+from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
@@ -33,7 +34,7 @@ _CANCELLED = {
 }
 
 
-@click.group()
+@click.group(cls=WordGroup)
 @common_options
 def queue() -> None:
     """Makes, empties, pauses and removes queues."""
@@ -189,7 +190,8 @@ def report_removed(
 ) -> None:
     """What a purge or a drop did."""
     if state.json:
-        figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, "removed": removed, "in_flight": claimed}
+        done = "would_remove" if dry_run else "removed"
+        figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, done: removed, "in_flight": claimed}
         if looked_at is not None:
             figures["looked_at"] = looked_at
         output.document(figures)

@@ -11,6 +11,7 @@ import msgspec
 from ignis.app import Ignis
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
+from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import InvalidMessageError
@@ -20,7 +21,7 @@ from ignis.schedules.due import MISSED
 __all__ = ["schedules"]
 
 
-@click.group()
+@click.group(cls=WordGroup)
 @common_options
 def schedules() -> None:
     """Shows and changes what is published by the clock. The processes of `ignis worker` fire it."""

@@ -10,6 +10,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import filter_options, reason_option
 from ignis.cli.inspection import show_messages
+from ignis.cli.other_words import WordGroup
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
@@ -24,7 +25,7 @@ from ignis.shovel import ShovelResult
 __all__ = ["sideline"]
 
 
-@click.group()
+@click.group(cls=WordGroup)
 @common_options
 def sideline() -> None:
     """What failed, why, and bringing it back."""
@@ -188,7 +189,7 @@ def shovel_command(
                 progress=progress,
             )
     if state.json:
-        output.document({"queue": queue, "dry_run": dry_run, **vars(result)})
+        output.document({"queue": queue, "dry_run": dry_run, **result.told(dry_run)})
     elif dry_run:
         output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
     else:

@@ -133,8 +133,12 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
             app, given.queues or None, limits=limits, link=link, stacks_fd=given.stacks_fd, on_started=announce
         )
         worker.run(given.stop_timeout)
+        drained = app.drained
     if state.json and not supervised:
         output.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
+    if given.burst and not supervised and not drained:
+        output.warning("the burst left messages in hand, as the log says: they are handled again, by others")
+        return exit_codes.ERROR
     return exit_codes.OK
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ from ignis.console.routes import PREFIX, ROUTES, ApiRoute
 from ignis.console.sessions import Sessions
 from ignis.console.snapshot import Snapshot
 from ignis.console.waiting import FOR_OPERATORS, Places
-from ignis.errors import IgnisError
+from ignis.errors import IgnisError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 
 __all__ = ["Console", "application"]
@@ -382,8 +383,12 @@ def _tagged(found: Document, kind: str, request: Request) -> Response:
 
 
 def _refusal(exc: BaseException) -> Response:
-    headers = exc.headers if isinstance(exc, RefusedError) else {}
-    return _json(document_of(exc), status_of(exc), headers)
+    headers = dict(exc.headers) if isinstance(exc, RefusedError) else {}
+    status = status_of(exc)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        known_s = exc.retry_after_s if isinstance(exc, TooManyRequestsError) else 0
+        headers.setdefault("Retry-After", str(max(1, known_s)))
+    return _json(document_of(exc), status, headers)
 
 
 def _by_tls(scope: Scope) -> bool:

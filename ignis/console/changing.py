@@ -137,7 +137,9 @@ def redrive(call: Call) -> Answer:
             dry_run=asked.dry_run,
             progress=lambda count: _count(job, count),
         )
-        return {"moved": result.moved, "kept": result.kept, "refused": result.refused, "dry_run": asked.dry_run}
+        found = result.told(asked.dry_run)
+        del found["waiting"]
+        return {**found, "dry_run": asked.dry_run}
 
     return _started(call, "redrive", work, asked.wait_s)
 
@@ -165,7 +167,11 @@ def _drop(call: Call, wanted: Filter, limit: int | None, dry_run: bool, wait_s: 
     def work(job: Job) -> dict[str, Any]:
         match = wanted.matches if wanted.given else _everything
         found = delete_matching(store.magazines, name, match, limit=limit, dry_run=dry_run, progress=job.looked)
-        return {"removed": found.deleted, "looked_at": found.looked_at, "dry_run": dry_run}
+        return {
+            "would_remove" if dry_run else "removed": found.deleted,
+            "looked_at": found.looked_at,
+            "dry_run": dry_run,
+        }
 
     return _started(call, "drop", work, wait_s)
 

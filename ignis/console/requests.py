@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +19,10 @@ __all__ = ["JSON", "body_in", "path_in", "query_in"]
 JSON = "application/json"
 _MOST_LOGIN_BYTES = 16 << 10
 """Whoever logs in has not said who they are yet."""
+_READ_ON = 4
+"""So many times what a request may have is read, and thrown away, of one that has too much: who sends all of it before reading
+finds the answer, and no broken connection."""
+_READ_ON_S = 5.0
 
 
 def path_in(scope: Mapping[str, Any]) -> str:
@@ -47,20 +53,39 @@ async def body_in(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterat
         return None
     most = min(most_bytes, _MOST_LOGIN_BYTES) if row.asks_first else most_bytes
     said = headers.get("content-length", "")
-    if said.isascii() and said.isdecimal() and int(said[:20]) > most:
+    says = int(said[:20]) if said.isascii() and said.isdecimal() else 0
+    if says > most:
+        if says <= _READ_ON * most and "expect" not in headers:  # who expects an answer first has sent nothing yet
+            await _read_on(pieces, says)
         raise _too_large(most)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     data = bytearray()
     async for piece in pieces:
-        if piece and kind != JSON:
-            raise RefusedError("unsupported_media_type", f"send the body as {JSON}", _ends())
         data += piece
+        if piece and kind != JSON:
+            await _read_on(pieces, _READ_ON * most - len(data))
+            raise RefusedError("unsupported_media_type", f"send the body as {JSON}", _ends())
         if len(data) > most:
+            await _read_on(pieces, _READ_ON * most - len(data))
             raise _too_large(most)
     try:
         return msgspec.json.decode(bytes(data) or b"{}", type=row.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise BadRequestError(str(exc)) from None
+
+
+async def _read_on(pieces: AsyncIterator[bytes], most: int) -> None:
+    """Reads at most so many bytes, for at most `_READ_ON_S`."""
+
+    async def read() -> None:
+        count = 0
+        async for piece in pieces:
+            count += len(piece)
+            if count >= most:
+                return
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), _READ_ON_S)
 
 
 def _too_large(most: int) -> RefusedError:

@@ -64,6 +64,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/store", system.store_figures, READ, "console"),
     ApiRoute("GET", "/leaders", system.leaders, READ, "console"),
     ApiRoute("GET", "/lock", system.lock, READ, "console", query=system.LockQuery),
+    ApiRoute("GET", "/locks", system.locks, READ, "console", query=system.LocksQuery),
     ApiRoute("GET", "/broker", system.broker, READ, "console"),
     ApiRoute("GET", "/jobs", changing.jobs, READ, "jobs"),
     ApiRoute("GET", "/jobs/{job}", changing.job, READ, "jobs"),

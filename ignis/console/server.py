@@ -72,6 +72,7 @@ def serve(console: Console, listening: socket.socket, tls: ssl.SSLContext | None
         console,
         lifespan="off",  # closed below, also when the start fails
         log_config=None,
+        log_level="warning",  # at its start and end it says by another name what the command says itself
         access_log=False,
         proxy_headers=False,  # whoever asks could name any address
         server_header=False,

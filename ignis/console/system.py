@@ -16,20 +16,26 @@ from ignis.errors import IgnisError
 from ignis.locks import LockLevel, LockManager
 from ignis.native import pool_classes
 from ignis.publisher import pending_messages
+from ignis.storage.records import LockRecord
 
-__all__ = ["LockQuery", "broker", "leaders", "lock", "store_figures"]
+__all__ = ["LockQuery", "LocksQuery", "broker", "leaders", "lock", "locks", "store_figures"]
 
 _SCOPES = ("sweeper", "schedules")
 
 
-class LockQuery(msgspec.Struct, forbid_unknown_fields=True):
+class LocksQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose locks. Whoever holds one was told the same names."""
+
+    client_id: Annotated[str, Meta(max_length=128, description="The application; empty = the console's.")] = ""
+    farm_id: Annotated[str, Meta(max_length=128, description="The deployment; empty = the console's.")] = ""
+    suffix: Annotated[str, Meta(max_length=32, description="The table of locks.")] = "distributed_lock"
+
+
+class LockQuery(LocksQuery, forbid_unknown_fields=True, kw_only=True):
     """Which lock. Whoever holds one was told the same names."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512, description="The lock.")]
     level: Annotated[Literal["dc", "xdc"], Meta(description="Of one deployment, or of all.")] = "dc"
-    client_id: Annotated[str, Meta(max_length=128, description="The application; empty = the console's.")] = ""
-    farm_id: Annotated[str, Meta(max_length=128, description="The deployment; empty = the console's.")] = ""
-    suffix: Annotated[str, Meta(max_length=32, description="The table of locks.")] = "distributed_lock"
 
 
 def leaders(call: Call) -> dict[str, Any]:
@@ -39,22 +45,39 @@ def leaders(call: Call) -> dict[str, Any]:
 
 
 def lock(call: Call) -> dict[str, Any]:
-    """Who holds a distributed lock, by its name: not every store can list them. For who may look at everything."""
+    """Who holds a distributed lock, by its name: see `locks`. For who may look at everything."""
+    asked: LockQuery = call.query
+    with closing(_manager(call)) as manager:
+        found = manager.holder(asked.id, LockLevel[asked.level.upper()])
+    return {"lock": asked.id, "level": asked.level, "held": None if found is None else _held(found), "scope": "fleet"}
+
+
+def locks(call: Call) -> dict[str, Any]:
+    """Every distributed lock of an application that somebody holds; null where the store keeps no list of them, as Aerospike and
+    a broker: ask for one by its name. For who may look at everything."""
+    found: list[dict[str, Any]] = []
+    with closing(_manager(call)) as manager:
+        for level in LockLevel:
+            some = manager.held(level)
+            if some is None:
+                return {"locks": None, "scope": "fleet"}
+            found += ({"lock": one.name, "level": level.name.lower(), **_held(one)} for one in some)
+    return {"locks": found, "scope": "fleet"}
+
+
+def _manager(call: Call) -> LockManager:
     # A lock is no queue's, and the names of other applications' locks are theirs.
     call.visitor.require(READ, "*")
-    asked: LockQuery = call.query
+    asked: LocksQuery = call.query
     app = call.services.app
-    with closing(
-        LockManager(asked.client_id or app.client_id, asked.farm_id or app.farm_id, call.store, suffix=asked.suffix)
-    ) as manager:
-        found = manager.holder(asked.id, LockLevel[asked.level.upper()])
-    held = None
-    if found is not None:
-        held = {
-            "owner": found.owner, "token": found.token, "acquired_at_ms": found.acquired_at_ms,
-            "expires_at_ms": found.expires_at_ms,
-        }  # fmt: skip
-    return {"lock": asked.id, "level": asked.level, "held": held, "scope": "fleet"}
+    return LockManager(asked.client_id or app.client_id, asked.farm_id or app.farm_id, call.store, suffix=asked.suffix)
+
+
+def _held(found: LockRecord) -> dict[str, Any]:
+    return {
+        "owner": found.owner, "token": found.token, "acquired_at_ms": found.acquired_at_ms,
+        "expires_at_ms": found.expires_at_ms,
+    }  # fmt: skip
 
 
 def broker(call: Call) -> dict[str, Any]:

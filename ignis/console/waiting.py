@@ -13,7 +13,6 @@ __all__ = ["FOR_OPERATORS", "Places"]
 
 FOR_OPERATORS = 8
 """Places beside those of programs, for operators who wait for the end of a job."""
-_RETRY_AFTER = {"Retry-After": "1"}
 
 
 class _Wait:
@@ -102,4 +101,4 @@ class Places:
 
 
 def _refused(text: str) -> RefusedError:
-    return RefusedError("too_many_requests", text, dict(_RETRY_AFTER))
+    return RefusedError("too_many_requests", text)

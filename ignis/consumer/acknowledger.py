@@ -92,6 +92,8 @@ class Acknowledger:
         self._said = LimitedLog(log)
         self._magazines = queue.main.store
         self._done: deque[tuple[int, Sequence[int]]] = deque()
+        self._dropped: set[tuple[int, int]] = set()
+        """Of `_done`: those that no handler had, since their deadline had passed."""
         self._failures: deque[_Failed] = deque()
         self._corrupt: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()  # over unacked
@@ -126,6 +128,11 @@ class Acknowledger:
             self.unacked += count
         self._done.extend(chunk.places(start, start + count))
         self._wake()
+
+    def add_dropped(self, chunk: Chunk, index: int) -> None:
+        """A message whose deadline had passed: removed, and not counted as handled."""
+        self._dropped.add(chunk.place(index))
+        self.add_done(chunk, index, 1)
 
     def add_failed(self, chunk: Chunk, index: int, failure: Failure) -> None:
         with self._lock:
@@ -298,10 +305,19 @@ class Acknowledger:
         with self._lock:
             self.unacked -= asked
         self._on_room()
-        self._counts.handled += asked
+        dropped = self._forget_dropped(taken)
+        self._counts.overdue += dropped
+        self._counts.handled += asked - dropped
         self._counts.late_acks += asked - gone
-        if self._queue.hooks.after_handling:
-            self._queue.hooks.handled(self._queue.name, gone, 0)
+        if self._queue.hooks.after_handling and asked > dropped:
+            self._queue.hooks.handled(self._queue.name, max(0, gone - dropped), 0)
+
+    def _forget_dropped(self, taken: Sequence[tuple[int, Sequence[int]]]) -> int:
+        if not self._dropped:
+            return 0
+        found = self._dropped.intersection((shard, pointer) for shard, some in taken for pointer in some)
+        self._dropped -= found
+        return len(found)
 
     def _settle_failed(self) -> None:
         failures = [self._failures.popleft() for _ in range(len(self._failures))]
@@ -397,13 +413,18 @@ class Acknowledger:
         """``left``: the numbers of those that were not transferred, failures first."""
         settled = [failure for number, (_, _, failure) in enumerate(failures) if number not in left]
         aside = sum(number + len(failures) not in left for number in range(len(corrupt)))
+        late = len(settled) + aside - moved
         if move is _Move.LATER:
             self._counts.retried += moved
         else:
-            for failure in settled:
-                self._counts.sidelined_by[failure.reason] += 1
-            if aside:
-                self._counts.sidelined_by[REASON_CORRUPT] += aside
+            reasons = Counter(failure.reason for failure in settled)
+            reasons[REASON_CORRUPT] += aside
+            # The store says how many others had taken away, and not which: they are put down to the most frequent reasons.
+            for reason, count in reasons.most_common():
+                taken = min(count, late)
+                late -= taken
+                if count > taken:
+                    self._counts.sidelined_by[reason] += count - taken
             self._counts.sidelined += moved
         self._counts.late_acks += len(settled) + aside - moved
         with self._lock:

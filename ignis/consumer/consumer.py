@@ -74,7 +74,7 @@ class Consumer:
         self.settings = settings
         self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
-        self._lock = threading.Lock()  # over times, what is overdue, and the check
+        self._lock = threading.Lock()  # over times, and the check
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(
@@ -102,6 +102,7 @@ class Consumer:
         self._pool.name_of = self._name_of
         self._started = False
         self._check_timer: Timer | None = None
+        self._check_asked = False
         self._ready = 0
 
     # -- life
@@ -149,8 +150,9 @@ class Consumer:
         clean = drained and stored and not left
         if not clean:
             log.warning(
-                "consumer of %s stopped with %d message(s) left to the sweeper", self._queue.name, self.in_flight
-            )
+                "consumer of %s stopped with %d message(s) left to the sweeper: %d in hand, of %d the outcome is not stored",
+                self._queue.name, self.in_flight + self._acker.unacked, self.in_flight, self._acker.unacked,
+            )  # fmt: skip
         return clean
 
     def kill(self) -> None:
@@ -190,7 +192,12 @@ class Consumer:
         if not self._claims.parked:
             return False
         # In the order in which a message passes: what has left the one is seen in the other.
-        return not self.in_flight and not self._acker.waiting
+        return not self.in_flight and not self.waiting
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any outcome is not stored yet. What has left `in_flight` is seen here."""
+        return self._acker.waiting
 
     @property
     def broken(self) -> bool:
@@ -302,10 +309,8 @@ class Consumer:
 
     def _end_expired(self, chunk: Chunk, index: int, failure: Failure) -> None:
         if is_dropped(failure, self._queue.settings.on_expiry):
-            with self._lock:
-                self.counts.overdue += 1
             self._expired_log.note(self._queue.name, 1)
-            self._acker.add_done(chunk, index, 1)
+            self._acker.add_dropped(chunk, index)
         else:
             self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
             self._acker.add_failed(chunk, index, failure)
@@ -365,11 +370,21 @@ class Consumer:
 
     def _check_soon(self) -> None:
         """A worker ended by itself."""
-        if self._started and not self._claims.stopping.is_set():
+        if not self._started or self._claims.stopping.is_set():
+            return
+        with self._lock:  # one look for all that ended before it
+            asked, self._check_asked = self._check_asked, True
+        if asked:
+            return
+        try:
             run_soon(self._check)
+        except BaseException:
+            self._check_asked = False
+            raise
 
     def _check(self) -> None:
         with self._lock:
+            self._check_asked = False
             if self._check_timer is not None:
                 self._check_timer.cancel()
                 self._check_timer = None

@@ -144,7 +144,7 @@ cdef class MappedOutbox(SendRing):
             self._fail_up_to(self._sent, error)
         return 0
 
-    cdef int _wait(self, uint64_t sequence, uint64_t left, object timeout) except -1:
+    cdef int _wait(self, uint64_t sequence, uint64_t left, object named) except -1:
         cdef uint64_t until = ign_now_ns() + left
         while not self._is_settled(sequence):
             if self._closing:
@@ -153,7 +153,7 @@ cdef class MappedOutbox(SendRing):
                 self._refresh()
                 if self._settled >= sequence:
                     break
-                raise self._timed_out(f"message {sequence} is not durable within {timeout} s")
+                raise self._not_durable(sequence, named)
         return 0
 
     cdef bint _watch(self, uint64_t until) except -1:

@@ -37,8 +37,18 @@ cdef class ReceiptBook:
         """The error of a wait that took too long."""
         return _errors.WaitTimeoutError(text)
 
-    cdef int _wait(self, uint64_t sequence, uint64_t left, object timeout) except -1:
-        """Waits ``left`` nanoseconds for that message. Here another thread settles it, and lets a lock go then."""
+    @cython.final
+    cdef object _not_durable(self, uint64_t sequence, object named):
+        """The error of a wait of ``named`` seconds."""
+        named = DEFAULT_TIMEOUT_S if named is None else named
+        when = f"within {named:g} s" if named else "yet"
+        return self._timed_out(f"message {sequence} of {self._sent} is not durable {when}")
+
+    cdef int _wait(self, uint64_t sequence, uint64_t left, object named) except -1:
+        """Waits ``left`` nanoseconds for that message. Here another thread settles it, and lets a lock go then.
+
+        ``named``: the seconds that the error names.
+        """
         lock = allocate_lock()
         lock.acquire()
         self._register(sequence, lock)
@@ -46,7 +56,7 @@ cdef class ReceiptBook:
             found = self._waiting.get(sequence)
             if found is not None and lock in found:
                 found.remove(lock)
-            raise self._timed_out(f"message {sequence} is not durable within {timeout} s")
+            raise self._not_durable(sequence, named)
         return 0
 
     # -- accounting
@@ -130,21 +140,23 @@ cdef class ReceiptBook:
         return self._settled >= sequence
 
     @cython.final
-    cdef int _wait_for(self, uint64_t sequence, object timeout) except -1:
+    cdef int _wait_for(self, uint64_t sequence, object timeout, object named) except -1:
         cdef uint64_t left = timeout_ns(timeout)
         if sequence > self._sent:
             raise ValueError(f"message {sequence} was never sent, the last is {self._sent}")
         if self._settled < sequence:
-            self._wait(sequence, left, timeout)
+            self._wait(sequence, left, named)
         return 0
 
-    def wait_settled(self, uint64_t sequence, timeout=30.0) -> None:
+    def wait_settled(self, uint64_t sequence, timeout=30.0, named=None) -> None:
         """Waits until message number ``sequence`` (and so all before it) is durable or refused.
+
+        ``named``: the seconds that the error names, where ``timeout`` is what is left of them.
 
         Raises:
             WaitTimeoutError, ForkedHandleError; ValueError when so many were never sent.
         """
-        self._wait_for(sequence, timeout)
+        self._wait_for(sequence, timeout, timeout if named is None else named)
 
     @property
     def sent(self) -> int:
@@ -213,7 +225,7 @@ cdef class Receipt:
         cdef ReceiptBook outbox = self._of()
         _check_timeout(timeout)
         if outbox._settled < self._sequence:
-            outbox._wait_for(self._sequence, timeout)
+            outbox._wait_for(self._sequence, timeout, timeout)
         return 0
 
     def result(self, timeout=30.0) -> str:

@@ -36,13 +36,14 @@ cdef class ReceiptBook:
     cdef int _check_process(self) except -1
     cdef int _note_waiter(self) except -1
     cdef object _timed_out(self, str text)
-    cdef int _wait(self, uint64_t sequence, uint64_t left, object timeout) except -1
+    cdef int _wait(self, uint64_t sequence, uint64_t left, object named) except -1
     cdef int _fail_up_to(self, uint64_t last, object error) except -1
     cdef int _complete(self, uint64_t settled) except -1
     cdef int _register(self, uint64_t sequence, object waiter) except -1
     cdef object _error_of(self, uint64_t sequence)
     cdef bint _is_settled(self, uint64_t sequence) except -1
-    cdef int _wait_for(self, uint64_t sequence, object timeout) except -1
+    cdef int _wait_for(self, uint64_t sequence, object timeout, object named) except -1
+    cdef object _not_durable(self, uint64_t sequence, object named)
 
 
 cdef class SendRing(ReceiptBook):

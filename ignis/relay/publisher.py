@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Protocol, TypeVar
 
-from ignis.config import PublisherSettings, RelaySettings, check_timeout
+from ignis.config import PublisherSettings, RelaySettings
 from ignis.deadlines import Deadline
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
@@ -16,7 +16,7 @@ from ignis.magazine import Magazine
 from ignis.message import encode_key
 from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
 from ignis.process_hooks import on_fork
-from ignis.publisher import forget_publisher
+from ignis.publisher import forget_publisher, why_of
 from ignis.relay.due_times import with_due
 from ignis.two_rings import TwoRingPublisher
 
@@ -131,29 +131,34 @@ class RelayPublisher(TwoRingPublisher[M]):
         """
         if self._closing:
             return
-        timeout_s = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
-        began_s = time.monotonic()
+        timeout_s = self.timeout_s(timeout)
+        self.close_within(timeout_s, timeout_s)
+
+    def close_within(self, left_s: float, of_s: float) -> None:
+        if self._closing:
+            return
+        until_s = time.monotonic() + left_s
         self._closing = True
         self._put = self._refuse
         with self._channels.opening:  # from now on nobody makes one
             delayed = self._second
         try:
-            self._close_own(timeout_s)
+            self._close_own(left_s, of_s)
         finally:
             if delayed is not None:
-                delayed.close(self.left_s(began_s, timeout_s))
+                delayed.close_within(max(0.0, until_s - time.monotonic()), of_s)
 
-    def _close_own(self, timeout_s: float) -> None:
+    def _close_own(self, left_s: float, of_s: float) -> None:
         outbox = self._outbox
         try:
-            outbox.wait_settled(outbox.sent, timeout_s)
+            outbox.wait_settled(outbox.sent, left_s, of_s)
         except ForkedHandleError:
             return  # the parent's channel, which is not ours to close
         finally:
             failed, first = outbox.failed, outbox.first_error
             outbox.close()
         if failed:
-            raise PublishError(failed, str(first)) from first
+            raise PublishError(failed, why_of(first)) from first
 
     def begin_in_child(self) -> None:
         """After ``fork``: the channel is the parent's. The first message of the child opens another."""

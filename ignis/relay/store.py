@@ -46,7 +46,7 @@ _LARGEST = 2
 """Messages of the largest kinds that a channel holds at least."""
 _SMALL_BYTES = 1 << 15
 """Messages of up to this size, or an eighth of the byte ring, share its room; those above it have slots of their own."""
-_IN_CHANNEL = "is not durable within"
+_IN_CHANNEL = "is not durable"
 """In the text of a channel's wait that ran out: the message was sent."""
 
 _USUAL_BYTES = 1 << 20

@@ -39,6 +39,7 @@ _KILLED_S = 5.0
 _LEAST_END_S = 1.0
 _PAUSE_S = 2.0
 """A look that took longer: this process was stopped, and perhaps all were."""
+_NOT_WHOLE = 1
 _USAGE = 2
 _INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -176,8 +177,9 @@ class Supervisor:
     # -- the thread
 
     def run(self) -> int:
-        """Blocks until asked to stop, or in a burst until the queues are empty. Returns an exit code: 0, 130 after a second
-        signal, 2 when the processes cannot even begin (a wrong option or setting; they have said which)."""
+        """Blocks until asked to stop, or in a burst until the queues are empty. Returns an exit code: 0, 1 when a burst
+        left messages in hand, 130 after a second signal,
+        2 when the processes cannot even begin (a wrong option or setting; they have said which)."""
         with self._signals():
             try:
                 self._looked_at = time.monotonic()
@@ -274,6 +276,9 @@ class Supervisor:
         """Decides what the end of a process means. One that is over its limit of memory before it has done anything is a
         failure: so will the next one be."""
         clean = code == 0 and bool(one.why) and bool(one.status.get("drained"))
+        if self._burst and code == 0 and one.why and not clean:
+            log.warning("process %d left messages in hand: the burst is not whole", one.pid)
+            self._code = self._code or _NOT_WHOLE
         if one.owner and not clean:
             self.orphaned.give_back(one.owner, f"its process ended with {ending(code)}")
         if one.why == BURST and code == 0:

@@ -198,9 +198,9 @@ class WorkerProcess:
 
     @property
     def finished(self) -> int:
-        """Messages that it has handled or put aside."""
+        """Messages that it has handled, dropped for their deadline or put aside."""
         counts = [one.get("consumer") or {} for one in self.status.get("queues", [])]
-        return sum(one.get("handled", 0) + one.get("sidelined", 0) for one in counts)
+        return sum(one.get("handled", 0) + one.get("overdue", 0) + one.get("sidelined", 0) for one in counts)
 
     @property
     def age_s(self) -> float:

@@ -158,7 +158,7 @@ class Worker:
 
     def _empty(self) -> bool:
         queues = [queue for queue in self._app.queues() if queue.consumer is not None and not queue.paused]
-        return not any(queue.main.pending() for queue in queues) and not _in_flight(self._app)
+        return not any(queue.main.pending() for queue in queues) and not _in_hand(self._app)
 
     def _end(self, why: str) -> None:
         self.why = why
@@ -199,12 +199,14 @@ def process_figures(app: Ignis) -> dict[str, Any]:
 
 def _finished(app: Ignis) -> int:
     consumers = [queue.consumer for queue in app.queues() if queue.consumer is not None]
-    return sum(one.counts.handled + one.counts.sidelined for one in consumers)
+    return sum(one.counts.handled + one.counts.overdue + one.counts.sidelined for one in consumers)
 
 
-def _in_flight(app: Ignis) -> int:
-    consumers = [queue.consumer for queue in app.queues() if queue.consumer is not None]
-    return sum(one.in_flight for one in consumers)
+def _in_hand(app: Ignis) -> bool:
+    """Whether this process has claimed what it has not settled: also what a full store does not take yet."""
+    return any(
+        queue.consumer.in_flight or queue.consumer.waiting for queue in app.queues() if queue.consumer is not None
+    )
 
 
 def rss_bytes() -> int:

@@ -285,7 +285,7 @@ class _QueueDrain:
         counts: Counter[str] = Counter(sidelined=sum(map(len, (one.pointers for one in claims))) - len(records))
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, Failure) and is_dropped(outcome, self.queue.settings.on_expiry):
-                self._acker.add_done(chunk, index, 1)
+                self._acker.add_dropped(chunk, index)
                 counts["dropped"] += 1
             elif isinstance(outcome, Failure):
                 self._acker.add_failed(chunk, index, outcome)

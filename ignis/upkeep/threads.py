@@ -18,11 +18,19 @@ log = logging.getLogger("ignis.upkeep")
 IDLE_S = 10.0
 """A thread without work ends after so long."""
 
+MOST_OF_A_QUEUE = 8
+"""Storing outcomes, claiming for an event loop, what it does when that is idle, giving back what was claimed too late; looking at
+the workers, while the next look is asked for; looking at cancelled messages; a pass of the shovel."""
+
 
 class SharedThreads:
     """Runs calls, each at once in a thread of its own. Thread-safe.
 
     A thread is started when all others are at work: calls may wait for long and never hold each other up.
+
+    It refuses nothing: a call that waited behind others could be the one that frees them. Its bound is that of whoever calls it.
+    A queue has at most `MOST_OF_A_QUEUE` calls at a time, however many messages and workers it has: each kind of call is under
+    way once, and its next one is put off until it has ended.
     """
 
     def __init__(self) -> None:

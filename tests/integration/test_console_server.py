@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import subprocess
@@ -26,6 +27,7 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     with Ignis(url) as app:
         app.queue("jobs", dict, shards=1).open()
     command = [sys.executable, "-m", "ignis", "console", "--url", url, "--bind", "127.0.0.1:0", "--json"]
+    command += ["--anyone", "operate"]
     with (tmp_path / "console.err").open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
@@ -39,6 +41,7 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
             code = process.wait(WAIT_S)
             process.stdout.close()
     assert code == 0
+    assert "uvicorn" not in (tmp_path / "console.err").read_text()
 
 
 def _answers(address: tuple[str, int], sent: bytes) -> bytes:
@@ -70,3 +73,21 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(address: tuple[str, 
     found = _answers(address, head.encode())
     assert found.startswith(b"HTTP/1.1 413 ")
     assert b'"body_too_large"' in found
+
+
+def test_who_sends_all_of_a_body_that_is_too_large_finds_the_answer(address: tuple[str, int]) -> None:
+    origin = f"http://localhost:{address[1]}"
+    headers = {"Host": f"localhost:{address[1]}", "Content-Type": "application/json", "Origin": origin}
+    connection = http.client.HTTPConnection(*address, timeout=WAIT_S)
+    try:
+        connection.request("POST", "/ignis/v1/session", b"{}", headers)
+        answer = connection.getresponse()
+        session = json.loads(answer.read())
+        headers["Cookie"] = (answer.getheader("Set-Cookie") or "").partition(";")[0]
+        headers["X-CSRF-Token"] = session["csrf"]
+        connection.request("POST", "/ignis/v1/queues/jobs/publish", b" " * (12 << 20), headers)
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "body_too_large")
+        assert answer.getheader("Connection") == "close"
+    finally:
+        connection.close()

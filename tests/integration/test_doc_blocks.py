@@ -61,6 +61,14 @@ def test_every_fence_says_its_language() -> None:
     assert {block.words["needs"] for block in every() if "needs" in block.words} <= NEEDS
 
 
+def test_pages_that_are_followed_in_one_directory_do_not_replace_each_others_files() -> None:
+    texts: dict[str, set[str]] = {}
+    for block in every():
+        if "file" in block.words:
+            texts.setdefault(block.words["file"], set()).add(block.text)
+    assert [name for name, some in texts.items() if len(some) > 1] == []
+
+
 def test_who_follows_the_pages_needs_no_rights() -> None:
     asked = [
         f"{block}: {found[0]}"

@@ -439,8 +439,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failures_slow_a_name_at_an_address_down(users: UsersFile, clock: Clock, quick: None) -> None:
     assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
     right = Credentials(user="ann", password=SECRET, network="a")
-    with pytest.raises(TooManyRequestsError, match="try again in 1 s"):
+    with pytest.raises(
+        TooManyRequestsError, match=r"^11 failed logins, the limit is 10 \(try again in 1 s\)$"
+    ) as refused:
         users.authenticate(right)
+    assert refused.value.retry_after_s == 1
     clock.now += 1.01
     assert users.authenticate(right).name == "ann"
     assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11, "a success begins anew"

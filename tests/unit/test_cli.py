@@ -23,6 +23,7 @@ import pytest
 import ignis
 from ignis.app import Ignis
 from ignis.cli import main, output
+from ignis.cli.other_words import OTHER_WORDS
 from ignis.consumer.handler import Failure
 from ignis.escaping import PlainFormatter
 from ignis.message import failed_record
@@ -162,6 +163,42 @@ def test_no_store(run: Run, tmp_path: Path, store: str, code: int, word: str) ->
         assert word in result.err
         assert len(result.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == [], "looking at a store must not make one"
+
+
+@pytest.mark.parametrize("said", OTHER_WORDS)
+def test_a_word_of_elsewhere_leads_to_the_command(run: Run, said: str) -> None:
+    meant = OTHER_WORDS[said]
+    result = run(*(["broker", *said.split()] if said.startswith("user ") else said.split()))
+    assert (result.code, f"ignis {meant} " in result.err) == (2, True)
+    assert run(*meant.split(), "--help").code == 0
+    assert f"ignis {meant} [" in " ".join(run(*meant.split(), "--help").out.split())
+
+
+def test_a_word_that_nobody_knows_stays_unknown(run: Run) -> None:
+    result = run("nonsense-of-some-kind")
+    assert (result.code, "is done by" in result.err) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["load", "{no}"], ["load", "{dir}"], ["dump", "q", "--out", "{no}/x"], ["dump", "q", "--out", "{file}"],
+        ["queues", "--config", "{no}"], ["broker", "--users", "{no}"], ["broker", "--tls-cert", "{no}", "--tls-key", "{no}"],
+        ["console", "--users", "{no}"], ["console", "--audit", "{no}/x", "--bind", "127.0.0.1:0"],
+        ["broker", "user", "list", "--users", "{no}"], ["deploy-files", "{file}/x"], ["deploy-files", "/proc/nothing"],
+        ["pipeline", "ingest", "{no}"], ["worker", "no_such_module_there:app"],
+    ],
+)  # fmt: skip
+def test_a_named_file_that_is_not_there_is_a_wrong_argument(
+    run: Run, url: str, app: Ignis, tmp_path: Path, command: list[str]
+) -> None:
+    """The rule of docs/command-line.md, for every command that takes one."""
+    app.queue("q").publish(1)
+    (tmp_path / "file").touch()
+    names = {"no": tmp_path / "no", "dir": tmp_path, "file": tmp_path / "file"}
+    result = run(*(one.format_map(names) for one in command), "-u", url)
+    assert result.code == 2, result
+    assert "Errno" not in result.err
 
 
 def test_an_empty_directory_is_no_store(run: Run, tmp_path: Path) -> None:
@@ -597,13 +634,13 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     dry = ("sideline", "shovel", "q", "--dry-run", "-u", url)
     assert run(*dry).out == "5 message(s) of q would be brought back, 0 would stay\n"
     assert run(*dry, "--error", "Key", "--json").document() == {
-        "queue": "q", "dry_run": True, "moved": 3, "kept": 2, "refused": 0, "waiting": 0,
+        "queue": "q", "dry_run": True, "would_move": 3, "would_keep": 2, "refused": 0, "waiting": 0,
     }  # fmt: skip
-    assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
-    assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5
+    assert run(*dry, "--key", "nobody", "--json").document()["would_move"] == 0
+    assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["would_keep"] == 5
     assert run("sideline", "shovel", "q", "--rate", "0", "-u", url).code == 2
-    assert run(*dry, "--older-than", "1d", "--json").document()["moved"] == 0
-    assert run(*dry, "--id", shown[0]["id"], "--json").document()["moved"] == 1
+    assert run(*dry, "--older-than", "1d", "--json").document()["would_move"] == 0
+    assert run(*dry, "--id", shown[0]["id"], "--json").document()["would_move"] == 1
     assert run(*dry, "--id", "x").code == 2
     moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json", "--rate", "99")
     assert moved.code == 0

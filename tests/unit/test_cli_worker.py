@@ -32,6 +32,24 @@ def handle(body):
         time.sleep(0.01)
 """
 
+FULL = """
+import os, ignis
+from ignis.errors import StoreFullError
+app = ignis.Ignis(consumer={"ack_retry": 0.05})
+queue = app.queue("q", str)
+@queue.handler
+def handle(body):
+    store = queue.main.store
+    if not hasattr(store, "whole"):
+        store.whole = store.delete
+    def delete(*arguments):
+        if not os.path.exists("room"):
+            open("refused", "a").close()
+            raise StoreFullError("no room")
+        return store.whole(*arguments)
+    store.delete = delete
+"""
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -117,6 +135,37 @@ def test_it_says_where_it_listens(tmp_path: Path, url: str, more: list[str]) -> 
     finally:
         process.terminate()
         process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_burst_ends_well_when_all_is_acknowledged(tmp_path: Path, url: str, processes: list[str], room: bool) -> None:
+    """On a store that has no room for acknowledgements it waits; told to end it says what it leaves."""
+    (tmp_path / "full.py").write_text(FULL)
+    with Ignis(url) as app:
+        queue = app.queue("q", str)
+        queue.publish("a")
+        command = ["-m", "ignis", "worker", "full", "--url", url, "--burst", "--stop-timeout", "0.5", *processes]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with subprocess.Popen(
+            [sys.executable, *command], cwd=tmp_path, env=environment, stderr=subprocess.PIPE
+        ) as process:
+            try:
+                wait_for((tmp_path / "refused").exists)
+                assert queue.main.in_flight() == 1
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+                if room:
+                    (tmp_path / "room").touch()
+                else:
+                    process.terminate()
+                errors = process.communicate(timeout=TIMEOUT_S)[1]
+            finally:
+                process.kill()
+        assert process.returncode == (0 if room else 1), errors
+        assert queue.main.in_flight() == (0 if room else 1) or processes
+        assert (b"left to the sweeper: 0 in hand, of 1 the outcome is not stored" in errors) is not room
+        assert (b"in hand" in errors) is not room
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:

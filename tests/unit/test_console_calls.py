@@ -198,10 +198,10 @@ def test_some_are_brought_back_counted_first(app: Ignis, admin: Admin) -> None:
     path = "/queues/jobs/sideline/redrive"
     dry = admin.post(path, {"where": {"ids": ids[:1]}, "dry_run": True, "wait_s": 30})
     # What is behind the last of the ids is not looked at, and so not counted as kept.
-    kept = dry["result"].pop("kept")
+    kept = dry["result"].pop("would_keep")
     assert (dry["state"], dry["result"], kept in range(3)) == (
         "done",
-        {"moved": 1, "refused": 0, "dry_run": True},
+        {"would_move": 1, "refused": 0, "dry_run": True},
         True,
     )
     assert jobs.sideline.pending() == 3
@@ -240,7 +240,7 @@ def test_messages_are_dropped_by_id_or_with_the_queues_name(app: Ignis, admin: A
     assert code_of(admin.ask("POST", everything, {"all": True})) == (409, "not_confirmed")
     assert code_of(admin.ask("POST", everything, {"all": True, "confirm": "job"})) == (409, "not_confirmed")
     dry = admin.post(everything, {"where": {"reasons": ["timeout"]}, "dry_run": True, "wait_s": 30})
-    assert (dry["result"]["removed"], jobs.sideline.pending()) == (2, 3)
+    assert (dry["result"]["would_remove"], jobs.sideline.pending()) == (2, 3)
     wanted = {"where": {"reasons": ["timeout"]}, "confirm": "jobs", "wait_s": 30}
     assert admin.post(everything, wanted)["result"]["removed"] == 2
     assert admin.post(everything, {"all": True, "confirm": "jobs", "wait_s": 30})["result"]["removed"] == 1

@@ -16,12 +16,12 @@ pytest.importorskip("starlette")
 
 from ignis import Ignis
 from ignis.broker.auth.users_file import editing
-from ignis.console import Console, documents
+from ignis.console import Console, documents, requests
 from ignis.console.audit import AuditLog
 from ignis.console.documents import FILES, Strangers
 from ignis.console.refusals import RefusedError
 from ignis.console.waiting import FOR_OPERATORS, Places
-from tests.support import eventually
+from tests.support import WAIT_S, eventually
 from tests.support.console import PASSWORD, Someone, a_console, write_users
 
 PULL = "/queues/jobs/pull"
@@ -277,7 +277,42 @@ def test_what_grows_too_large_is_not_read_to_its_end(console: Console, users: di
 
     headers = {"authorization": f"Bearer {users['pub']}", "content-type": "application/json"}
     sent = asyncio.run(_ask(console, headers, receive))
-    assert (sent[0]["status"], len(read)) == (413, 5)
+    assert (sent[0]["status"], len(read)) == (413, 16)
+
+
+def test_a_body_that_is_too_large_is_read_on_to_its_end(console: Console, users: dict[str, str]) -> None:
+    left = [b" " * (1 << 20)] * 10
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    headers = {
+        "authorization": f"Bearer {users['pub']}", "content-type": "application/json", "content-length": str(10 << 20),
+    }  # fmt: skip
+    sent = asyncio.run(_ask(console, headers, receive))
+    assert (sent[0]["status"], left) == (413, [])
+
+
+def test_who_does_not_go_on_sending_is_answered(
+    console: Console, users: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_READ_ON_S", 0.01)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    headers = {"authorization": f"Bearer {users['pub']}", "content-length": str(10 << 20)}
+    sent = asyncio.run(asyncio.wait_for(_ask(console, headers, receive), WAIT_S))
+    assert sent[0]["status"] == 413
+
+
+def test_too_many_wrong_tokens_are_told_when_to_try_again(console: Console) -> None:
+    guesser = Someone(console, "ign_no_no")
+    found = [guesser.ask("GET", "/queues/jobs") for _ in range(12)]
+    assert [one.status_code for one in found] == [401] * 11 + [429]
+    assert found[-1].headers["retry-after"] == "1"
+    text = found[-1].json()["error"]["message"]
+    assert text == "11 failed logins, the limit is 10 (try again in 1 s)"
 
 
 # -- the audit log

@@ -230,6 +230,21 @@ def test_a_lock_is_looked_up_by_its_name(app: Ignis, admin: Someone) -> None:
         assert admin.ask("GET", f"/lock{query}").status_code == 400, query
 
 
+def test_all_locks_are_listed_where_the_store_can(app: Ignis, admin: Someone, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert admin.get("/locks") == {"locks": [], "scope": "fleet"}
+    with LockManager("shop", app.farm_id, app.store) as manager:
+        taken = [manager.lock("nightly", level=LockLevel.XDC), manager.lock("hourly", level=LockLevel.DC)]
+        assert all(one.try_acquire() for one in taken)
+        found = admin.get("/locks?client_id=shop")["locks"]
+        assert sorted((one["lock"], one["level"]) for one in found) == [("hourly", "dc"), ("nightly", "xdc")]
+        assert all(one["owner"] and one["expires_at_ms"] > one["acquired_at_ms"] for one in found)
+        assert admin.get("/locks")["locks"] == [], "of another application"
+        monkeypatch.setattr(LockManager, "held", lambda *arguments: None)
+        assert admin.get("/locks?client_id=shop")["locks"] is None
+    for query in ("?id=a", "?suffix=%2F", "?client_id=%2F"):
+        assert admin.ask("GET", f"/locks{query}").status_code == 400, query
+
+
 def test_what_this_process_holds_is_labelled(app: Ignis, admin: Someone) -> None:
     found = admin.get("/store")
     assert (found["scope"], found["ring_depth"]) == ("process", 0)

@@ -29,6 +29,7 @@ MAY: dict[str, tuple[set[str], Any]] = {
     "GET /store": (PEOPLE | {"else"}, None),
     "GET /leaders": (PEOPLE | {"else"}, None),
     "GET /lock": (PEOPLE, None),
+    "GET /locks": (PEOPLE, None),
     "GET /broker": (PEOPLE | {"else"}, None),
     "GET /jobs": (PEOPLE | {"else"}, None),
     "GET /jobs/{job}": (PEOPLE | {"else"}, None),

@@ -622,6 +622,24 @@ def test_an_acknowledgement_that_comes_too_late_is_counted(app: ignis.Ignis, gat
     eventually(lambda: queue.consumer.stats().get("late_acks") == 1)  # type: ignore[union-attr]
 
 
+def test_a_failure_that_somebody_else_finished_is_no_sidelined_message(app: ignis.Ignis, gate: Gate) -> None:
+    queue = app.queue("jobs", int, shards=1)
+
+    @queue.handler
+    def fail(n: int) -> None:
+        gate(n)
+        raise ValueError(n)
+
+    queue.publish(1)
+    app.start()
+    gate.wait_entered()
+    assert queue.main.store.delete("jobs", {0: [1]}) == 1, "somebody else finished it"
+    gate.open.set()
+    eventually(lambda: queue.stats()["consumer"]["late_acks"] == 1)
+    figures = queue.stats()["consumer"]
+    assert (figures["sidelined"], figures.get("sidelined_exception", 0)) == (0, 0)
+
+
 def test_claims_are_bounded_in_bytes(store_url: str, new_app: MakeApp, gate: Gate) -> None:
     app = new_app(store_url, consumer={"max_in_flight_bytes": 1 << 16})
     queue = app.queue("blobs", bytes, shards=2)

@@ -33,6 +33,19 @@ def ends(app: ignis.Ignis) -> list[int]:
     return [one.expires_at_ms for each in magazines for shard in each.shards for one in shard.records.values()]
 
 
+def test_a_batch_that_waits_past_a_deadline_goes_without_that_message(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("jobs", str, shards=1)
+    seen: list[list[str]] = []
+    queue.handler(batch_size=9, batch_wait_s=1)(seen.append)
+    memory_app.start()
+    queue.publish("brief", expires_in=0.5)
+    queue.publish("long")
+    eventually(lambda: bool(seen) and queue.main.in_flight() == queue.main.pending() == 0)
+    assert seen in ([["long"]], [["brief"], ["long"]], [["brief", "long"]])
+    consumer = queue.stats()["consumer"]
+    assert consumer["handled"] + consumer["overdue"] + queue.stats()["expired"] == 2
+
+
 @pytest.mark.parametrize("given", ["1h", 3600, timedelta(hours=1)])
 def test_every_form_of_a_deadline(memory_app: ignis.Ignis, given: Any) -> None:
     queue = memory_app.queue("jobs", str)
@@ -194,6 +207,8 @@ def test_what_a_worker_meets_too_late_is_dropped_and_counted(
     queue = memory_app.queue("jobs", bytes, shards=1)
     seen: list[bytes] = []
     queue.handler(seen.append)
+    told: list[int] = []
+    memory_app.after_handling(lambda name, handled, sidelined: told.append(handled + sidelined))
     late = encode_record(b"late", meta=encode_meta(None, expires_at_ms=1))
     memory_app.store.magazines.declare("jobs", 1)
     queue.open()
@@ -203,6 +218,8 @@ def test_what_a_worker_meets_too_late_is_dropped_and_counted(
     eventually(lambda: queue.stats()["consumer"]["overdue"] == 1 and seen)
     eventually(lambda: queue.main.in_flight() == 0)
     assert (seen, queue.sideline.pending()) == ([b"in time"], 0)
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 1)
+    assert sum(told) == 1, "no handler had the other one"
     assert 'ignis_overdue_total{queue="jobs"} 1.0' in Exposition(Collector(memory_app.stats)).text().decode()
     assert any("deadline" in one.getMessage() for one in caplog.records)
     queue.stop(30)

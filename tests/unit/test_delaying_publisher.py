@@ -243,8 +243,11 @@ def test_a_close_that_runs_out_of_time_may_be_called_again(app: Ignis, monkeypat
     publisher = queue.publisher()
     receipt = publisher.send(1, delay="1h")
     assert gate.entered.wait(WAIT_S)
-    with pytest.raises(WaitTimeoutError):
-        publisher.close(0.01)
+    for wait in (publisher.close, publisher.flush):
+        with pytest.raises(WaitTimeoutError, match=r"^message 1 of 1 is not durable within 0\.01 s$"):
+            wait(0.01)
+    with pytest.raises(WaitTimeoutError, match=r"^message 1 of 1 is not durable yet$"):
+        receipt.result(0)
     gate.go.set()
     publisher.close()
     assert receipt.done()

@@ -109,6 +109,26 @@ def test_they_are_written_and_what_somebody_changed_is_left_alone(
     assert main(["deploy-files", str(directory)]) == 0
 
 
+@pytest.mark.parametrize("options", [[], ["--replace"]])
+def test_no_link_below_the_directory_is_followed(tmp_path: Path, options: list[str]) -> None:
+    directory, elsewhere = tmp_path / "files", tmp_path / "elsewhere"
+    directory.mkdir()
+    elsewhere.mkdir()
+    (tmp_path / "link").symlink_to(directory)
+    (directory / "systemd").symlink_to(elsewhere)
+    assert main(["deploy-files", *options, str(tmp_path / "link")]) == 2
+    assert (list(directory.iterdir()), list(elsewhere.iterdir())) == ([directory / "systemd"], [])
+    (directory / "systemd").unlink()
+    assert main(["deploy-files", *options, str(tmp_path / "link")]) == 0, "the directory itself was named"
+    linked, kept = directory / "docker" / "Dockerfile", elsewhere / "kept"
+    kept.write_bytes(linked.read_bytes())
+    linked.unlink()
+    linked.symlink_to(kept)
+    assert main(["deploy-files", *options, str(directory)]) == (0 if options else 2)
+    assert linked.is_symlink() is not bool(options)
+    assert kept.read_text() == FILES["docker/Dockerfile"]
+
+
 @pytest.mark.parametrize("where", commands())
 def test_every_command_and_option_is_there(where: str) -> None:
     name, values = parsed(commands()[where])

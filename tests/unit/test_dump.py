@@ -170,9 +170,9 @@ def test_a_dump_goes_into_no_file_that_is_there(run: Run, app: Ignis, url: str, 
     app.queue("orders", int).publish(1)
     (tmp_path / "there").write_text("mine")
     code, _, err = run("-u", url, "dump", "orders", "-o", str(tmp_path / "there"))
-    assert (code, "is there already" in err, (tmp_path / "there").read_text()) == (1, True, "mine")
+    assert (code, "is there already" in err, (tmp_path / "there").read_text()) == (2, True, "mine")
     code, _, err = run("-u", url, "dump", "orders", "-o", str(tmp_path / "no" / "where"))
-    assert (code, "cannot be made" in err) == (1, True)
+    assert (code, "cannot be made" in err) == (2, True)
     assert run("-u", url, "dump")[0] == 2
     assert run("-u", url, "dump", "orders", "--all")[0] == 2
     assert run("-u", url, "dump", "bills")[0] == 5

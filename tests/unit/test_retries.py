@@ -172,7 +172,7 @@ def test_a_policy_by_name(settings: Path) -> None:
     [
         ("[retries.slow]\nattempts = 0", r"retries.attempts = 0 is outside 1 to 1000 .*\[retries.slow\]"),
         ("[retries.slow]\nbase = '2h'", "retries.max_s = 600 is below base_s = 7200"),
-        ("[retries.slow]\ntimes = 3", "unknown retries setting 'times'"),
+        ("[retries.slow]\ntimes = 3", "unknown retries setting 'times'.*base_s.*; the _s at an end may be left out"),
         ("[retries]\nslow = 3", "unknown retries setting 'slow'"),
     ],
 )

@@ -14,6 +14,7 @@ from ignis.clock import Clock
 from ignis.process_hooks import FORKS
 from ignis.testing import ManualClock
 from ignis.upkeep import SharedThreads, Timers, run_soon, shared_threads, timers, timers_of
+from ignis.upkeep.threads import MOST_OF_A_QUEUE
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, NewThreads, eventually
 
@@ -36,6 +37,63 @@ def test_calls_that_wait_hold_up_nobody() -> None:
     gate.set()
     for _ in range(30):
         assert done.acquire(timeout=WAIT_S)
+
+
+def test_a_store_that_hangs_takes_no_thread_for_each_message(
+    memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound of the shared threads is that of the queues, and not of their messages."""
+    before, gate, handled = shared_threads().count, threading.Event(), threading.Semaphore(0)
+    store = memory_app.store.magazines
+    for name in ("delete", "transfer", "renew_claims"):
+        whole = getattr(store, name)
+
+        def hang(*args: Any, whole: Any = whole) -> Any:
+            gate.wait(WAIT_S)
+            return whole(*args)
+
+        monkeypatch.setattr(store, name, hang)
+
+    async def handle(n: int) -> bool:
+        handled.release()
+        return n % 2 == 0
+
+    def plain(n: int) -> bool:
+        handled.release()
+        return n % 2 == 0
+
+    queues = [memory_app.queue(f"q{number}", int, shards=2) for number in range(QUEUES)]
+    for number, queue in enumerate(queues):
+        queue.handler(handle if number % 2 else plain)
+    try:
+        memory_app.start()
+        for _ in range(5):
+            for queue in queues:
+                queue.publish_many(range(10))
+            for _ in range(10 * QUEUES):
+                assert handled.acquire(timeout=WAIT_S)
+        assert shared_threads().count - before <= MOST_OF_A_QUEUE * QUEUES
+    finally:
+        gate.set()
+        memory_app.stop()
+
+
+def test_workers_that_end_together_are_looked_at_together(
+    memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, asked = memory_app.queue("jobs", int), []
+    queue.handler(lambda n: None)
+    memory_app.start()
+    consumer = queue.consumer
+    assert consumer is not None
+    monkeypatch.setattr("ignis.consumer.consumer.run_soon", asked.append)
+    for _ in range(5):
+        consumer._check_soon()
+    assert asked == [consumer._check]
+    asked[0]()
+    consumer._check_soon()
+    assert len(asked) == 2
+    memory_app.stop()
 
 
 def test_a_thread_that_is_free_takes_the_next_call() -> None:

@@ -109,7 +109,11 @@ class UsersFile:
             if wait_s > 0:
                 more_s = math.ceil(wait_s)  # never 0: it is refused now
                 self._throttled("login of %s from %s refused for %d s more: too many failures", who, where, more_s)
-                raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, f"failed logins; try again in {more_s} s")
+                free = _FREE_WHEN_SUSPECT if self._is_suspect(where, name) else _FREE_FAILURES
+                failures = max(self._guesses.failures(key), free + 1)  # it may be forgotten by now
+                exc = TooManyRequestsError(failures, free, f"failed logins; try again in {more_s} s")
+                exc.retry_after_s = more_s
+                raise exc
             if credentials.by_password:
                 user = self._proved(credentials)
         if user is None:
@@ -129,11 +133,12 @@ class UsersFile:
     def _failed(self, where: str, name: str) -> None:
         """Counts a failure. What is suspect is not forgotten at a success: who has a password of his own could guess those of
         others for ever."""
-        suspects = [("address", where), *([("name", name)] if name else [])]
-        suspect = any(self._suspect.failures(one) >= _SUSPECT_FAILURES for one in suspects)
-        self._guesses.failed((where, name), _FREE_WHEN_SUSPECT if suspect else None)
-        for one in suspects:
+        self._guesses.failed((where, name), _FREE_WHEN_SUSPECT if self._is_suspect(where, name) else None)
+        for one in _suspects(where, name):
             self._suspect.failed(one)
+
+    def _is_suspect(self, where: str, name: str) -> bool:
+        return any(self._suspect.failures(one) >= _SUSPECT_FAILURES for one in _suspects(where, name))
 
     def _proved(self, credentials: Credentials) -> User | None:
         if credentials.token:
@@ -202,6 +207,10 @@ class UsersFile:
             else:
                 log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
                 self._warn()
+
+
+def _suspects(where: str, name: str) -> list[tuple[str, str]]:
+    return [("address", where), *([("name", name)] if name else [])]
 
 
 def _tried(credentials: Credentials) -> str:

@@ -207,7 +207,8 @@ TABLE: dict[int, Row] = {
     Command.RENEW_CLAIMS: _queue("consume work", RenewClaims, list[tuple[int, int, int]], repeats=True, size=_BULK),
     Command.RESUME: _queue("consume work", Resume, int, repeats=True, size=_BULK),
 
-    Command.DECLARE: _queue(_OPENING, Declare, repeats=True),
+    # Who may not make queues declares one only as it is, which changes nothing: opening it to look is that.
+    Command.DECLARE: _queue(f"{_OPENING} look", Declare, repeats=True),
     Command.QUEUE_GET: _queue(f"{_OPENING} look", Named, QueueRecord | None, repeats=True),
     Command.QUEUE_INFO: _queue(f"{_OPENING} look", Named, Any, repeats=True),
 

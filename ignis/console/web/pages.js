@@ -157,7 +157,7 @@ async function sideline(content, name, roles, again) {
     h("label", {}, "No more than so many a second (empty: as fast as it goes)", h("input", { name: "rate", inputmode: "decimal" })),
     h("label", { class: "line" }, h("input", { type: "checkbox", name: "dry" }), "Only count"),
   ], "Bring back", "main", async (given) => {
-    await act("brought back", () => change("POST", at(name, "/sideline/redrive"),
+    await act(given.get("dry") === "on" ? "only counted" : "brought back", () => change("POST", at(name, "/sideline/redrive"),
       { ...meant(), rate: given.get("rate") ? Number(given.get("rate")) : null, dry_run: given.get("dry") === "on" }), after);
   });
   const drop = () => {

@@ -30,5 +30,5 @@ export async function act(text, doing, then) {
 
 export function told(found) {
   if (!found || !found.result) return "";
-  return ": " + Object.entries(found.result).filter(([, value]) => typeof value === "number").map(([name, value]) => `${number(value)} ${name}`).join(", ");
+  return ": " + Object.entries(found.result).filter(([, value]) => typeof value === "number").map(([name, value]) => `${number(value)} ${name.replace("_", " ")}`).join(", ");
 }

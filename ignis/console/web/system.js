@@ -32,6 +32,18 @@ const facts = (found) => h("dl", { class: "figures" },
 export async function system(main) {
   const parts = h("div");
   const answer = h("div");
+  const listing = async () => {
+    const client_id = new FormData(looking).get("client_id");
+    try {
+      const { locks } = await call("GET", "/locks?" + new URLSearchParams(client_id ? { client_id } : {}));
+      answer.replaceChildren(locks === null ? h("p", {}, "This store keeps no list of its locks: look one up by its name.")
+        : !locks.length ? h("p", {}, "Nobody holds a lock of this application.")
+        : table("Locks", [["lock"], ["level"], ["owner"], ["since"], ["until"], ["token", "num"]], locks.map((one) => h("tr", {},
+          cell(one.lock), cell(one.level), cell(one.owner), cell(moment(one.acquired_at_ms)), cell(moment(one.expires_at_ms)), cell(String(one.token), "num")))));
+    } catch (error) {
+      answer.replaceChildren(h("p", { class: "bad" }, error.message));
+    }
+  };
   const looking = h("form", {
     class: "card",
     onsubmit: async (event) => {
@@ -52,7 +64,7 @@ export async function system(main) {
       h("label", {}, "Lock", h("input", { name: "id", required: true })),
       h("label", {}, "Level", h("select", { name: "level" }, h("option", { value: "dc" }, "one deployment"), h("option", { value: "xdc" }, "all deployments"))),
       h("label", {}, "Application", h("input", { name: "client_id", size: 12 })),
-      h("button", { type: "submit" }, "Look up")),
+      h("button", { type: "submit" }, "Look up"), h("button", { type: "button", onclick: listing }, "List all")),
     answer);
   main.replaceChildren(h("h1", {}, "System"), parts, looking);
   const again = async () => {

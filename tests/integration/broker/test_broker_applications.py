@@ -123,7 +123,10 @@ def test_each_limit_says_of_what_there_are_too_many() -> None:
     for setting, what in (
         ("broker.max_pending", "9 requests are waiting"), ("client.max_pending", "9 requests are waiting"),
         ("broker.max_connections", "9 connections would be open"), ("broker.max_applications", "9 applications would be"),
-        ("broker.max_unauthenticated", "9 connections have not said"), ("failed logins", "9, the limit"),
+        ("broker.max_unauthenticated", "9 connections have not said"),
+        ("failed logins; try again in 3 s", "9 failed logins, the limit is 8 (try again in 3 s)"),
+        ("logins by password", "9 logins by password are"), ("connections of the endpoint", "9 connections would"),
+        ("connections of one address", "9 connections of one address"),
     ):  # fmt: skip
         assert str(TooManyRequestsError(9, 8, setting)).startswith(what)
 

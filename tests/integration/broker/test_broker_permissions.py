@@ -69,6 +69,22 @@ def app(broker: RunningBroker, name: str, *rules: str) -> ignis.Ignis:
     return ignis.Ignis(broker.url, store={"token": f"{name}|{' '.join(rules)}"})
 
 
+def test_who_may_look_at_a_queue_may_open_it_and_see_its_figures(broker: RunningBroker) -> None:
+    make(broker, MINE, THEIRS)
+    with app(broker, "anna", "look:mine") as looking:
+        assert looking.queue(MINE, bytes).stats()["pending"] == 0
+        assert looking.queue(MINE, bytes).main.peek() == []
+        with pytest.raises(errors.PermissionDeniedError, match="SEND"):
+            looking.queue(MINE, bytes).publish(b"a")
+    with app(broker, "anna", "look:mine,new") as looking:
+        with pytest.raises(errors.PermissionDeniedError, match=THEIRS):
+            looking.queue(THEIRS, bytes).stats()
+        with pytest.raises(errors.PermissionDeniedError, match="does not exist"):
+            looking.queue("new", bytes).stats()
+        with pytest.raises(errors.QueueMismatchError, match="which is for those who may manage it"):
+            looking.queue(MINE, bytes, shards=9).open()
+
+
 # -- what the commands need, as docs/operations.md says
 
 
