@@ -28,16 +28,14 @@ void ign_before_give_back(ign_store *store, ign_ctl *sealed, uint64_t generation
         ign_ctl_give_back(sealed);
 }
 
-bool ign_before_had_spare(const ign_ctl *sealed)
-{
-    return sealed != NULL && atomic_load_explicit(&sealed->head->spare, memory_order_relaxed) != 0;
-}
-
-/* The room of one checkpoint, before anything else takes it: without a checkpoint no segment goes. Where there is not even that much, messages
- * can still be taken out. */
+/* The room of one checkpoint, before anything else takes it: without a checkpoint no segment goes. That of the older one, if need be. Where there is
+ * not even that much, messages can still be taken out. */
 int ign_before_keep_spare(ign_store *store, ign_generation *made, bool needs_room)
 {
-    int rc = ign_store_keep_spare(store, made, (made->ctl.root->used + LEAST_SPARE) / IGN_LOG_SECTOR * IGN_LOG_SECTOR);
+    uint64_t bytes = (made->ctl.root->used + LEAST_SPARE) / IGN_LOG_SECTOR * IGN_LOG_SECTOR;
+    int rc = ign_store_keep_spare(store, made, bytes);
+    if (rc == IGN_E_NO_ROOM && needs_room && ign_store_drop_older(store) == IGN_OK)
+        rc = ign_store_keep_spare(store, made, bytes);
     return rc == IGN_E_NO_ROOM && needs_room ? IGN_OK : rc;
 }
 

@@ -40,12 +40,19 @@ static ign_item *next_from(ign_ctl *ctl, ign_seq *seq, ign_cursor *cursor)
 ign_item *ign_seq_find(ign_ctl *ctl, ign_seq *seq, uint64_t number, ign_cursor *cursor)
 {
     uint64_t low = 0, high = seq->length;
-    while (low < high) { /* parts below `low` begin at or below the number */
-        uint64_t middle = low + (high - low) / 2;
-        if (part_at(ctl, seq, middle)->first <= number)
+    while (low < high) { /* parts below `low` begin at or below the number, or are gaps */
+        uint64_t middle = low + (high - low) / 2, at = middle;
+#ifndef IGN_MUTANT_GAP_COUNTS
+        while (at > low && part_at(ctl, seq, at)->items == 0) /* where a gap began says nothing: what stands before it may have taken over more */
+            at--;
+        if (part_at(ctl, seq, at)->items == 0)
             low = middle + 1;
         else
-            high = middle;
+#endif
+            if (part_at(ctl, seq, at)->first <= number)
+            low = middle + 1;
+        else
+            high = at;
     }
     while (low > 1 && part_at(ctl, seq, low - 1)->items == 0) /* gone: an item of the one before may reach over it */
         low--;

@@ -290,7 +290,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         made->ctl.head->segment_number = c.segment.number;
         rc = fill_generation(store, &chain, &c, limit_of(sealed, refused), log);
     }
-    if (rc == IGN_OK && (needs_room || ign_before_had_spare(sealed)))
+    if (rc == IGN_OK && (needs_room || made->ctl.root->segment_count > 1)) /* of one segment there is nothing to remove */
         rc = ign_before_keep_spare(store, made, needs_room);
     if (rc == IGN_OK && needs_room) { /* as much as there is: what is short of it refuses calls */
         ign_ctl_make_room(&made->ctl, store->options.arena_bytes);
@@ -359,6 +359,8 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
     if (rc == IGN_E_NO_ROOM)
         rc = rebuild(store, newest, sealed, made, true, false); /* what was kept ahead is given back for it */
     if (rc == IGN_E_NO_ROOM)
+        rc = rebuild(store, newest, sealed, made, true, true);
+    if (rc == IGN_E_NO_ROOM && ign_store_drop_older(store) == IGN_OK)
         rc = rebuild(store, newest, sealed, made, true, true);
     /* Who was away for long looks at a directory of which others have removed what they do not need: it may be one that a later look finds whole. */
     for (int again = 0; rc == IGN_E_LOST && again < LOOKS; again++)
