@@ -15,7 +15,8 @@ from ignis.deadlines import LEAST_TTL_S, Deadline
 from ignis.errors import DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine, route_with_dues
-from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt
+from ignis.message import encode_key
+from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
@@ -211,7 +212,9 @@ class _TimedRing(Publisher[M]):
         if key is None and headers is None and deadline is None:
             return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout, due_ms)
         until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
-        shard, raw_key, meta = self._envelope(key, headers, deadline)
+        raw_key = encode_key(key)
+        shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
+        meta = b"" if headers is None and deadline is None else self._meta(headers, deadline)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout, due_ms, until)
 
     def _drain(

@@ -204,16 +204,10 @@ class Publisher(Generic[M]):
         timeout: float,
         deadline: Deadline | None = None,
     ) -> Receipt:
-        shard, raw_key, meta = self._envelope(key, headers, deadline)
-        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
-
-    def _envelope(
-        self, key: str | bytes | None, headers: dict[str, Any] | None, deadline: Deadline | None
-    ) -> tuple[int, bytes, bytes]:
-        """The shard, the key as it is stored, and the growing part of the envelope."""
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
-        return shard, raw_key, b"" if headers is None and deadline is None else self._meta(headers, deadline)
+        meta = b"" if headers is None and deadline is None else self._meta(headers, deadline)
+        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
     def _meta(self, headers: dict[str, Any] | None, deadline: Deadline | None) -> bytes:
         """The growing part of the envelope."""

@@ -52,7 +52,11 @@ def old_names(page: Path) -> list[str]:
     ]
 
 
-TRACED = [*(ROOT / "ignis" / "tracing").glob("*.py"), ROOT / "ignis" / "consumer" / "traced.py"]
+TRACED = [
+    *(ROOT / "ignis" / "tracing").glob("*.py"),
+    *(ROOT / "ignis" / "spark").glob("*.py"),
+    ROOT / "ignis" / "consumer" / "traced.py",
+]
 
 
 def is_told(dotted: str) -> bool:
