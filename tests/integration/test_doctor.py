@@ -34,6 +34,19 @@ def directory(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def opened_again(directory: Path) -> Path:
+    """That store with more in its first segment than an opening writes again, and a second one: a generation of its own."""
+    with open_store(f"embedded://{directory}", **SMALL) as store:
+        store.magazines.declare("large", 1)
+        for _ in range(2):
+            store.magazines.load_records("large", 0, [encode_record(b"x" * 65_536)])
+    with open_store(f"embedded://{directory}", **SMALL) as store:
+        store.queues.put(QueueRecord("later"))
+    assert len(list((directory / "sync").glob("log-*"))) == 2
+    return directory
+
+
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IGNIS_CONFIG", raising=False)
@@ -267,11 +280,10 @@ def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.Capture
     assert found_queues(directory) == ALL
 
 
-def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"embedded://{directory}", **SMALL) as store:  # a second generation, with a segment of its own
-        store.queues.put(QueueRecord("later"))
+def test_a_segment_that_was_cut_short(opened_again: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = opened_again
     first, _ = sorted((directory / "sync").glob("log-*"))
-    assert parse_name(first.name) == ("log", 1, 1)
+    assert parse_name(first.name) == ("log", 2, 1)  # what the first opening left was written again
     at = positions(first)
     os.truncate(first, at[12] + SECTOR_BYTES)
     code, document = examine(capsys, directory)
@@ -301,9 +313,8 @@ def test_the_last_segment_was_cut_short(
     assert "is damaged: 4096 of its" in caplog.text
 
 
-def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"embedded://{directory}", **SMALL) as store:
-        store.queues.put(QueueRecord("later"))
+def test_nothing_is_left_of_the_beginning(opened_again: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = opened_again
     min((directory / "sync").glob("log-*")).unlink()
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["no-checkpoint"])
@@ -312,10 +323,9 @@ def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("how", ["removed", "zeroed", "emptied"])
-def test_the_newest_segment_is_gone(directory: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+def test_the_newest_segment_is_gone(opened_again: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
     """An opening refuses, names it and changes nothing; the doctor says so too, and gives it up when told to."""
-    with open_store(f"embedded://{directory}", **SMALL) as store:
-        store.queues.put(QueueRecord("later"))
+    directory = opened_again
     newest = segment_of(directory)
     if how == "removed":
         newest.unlink()
