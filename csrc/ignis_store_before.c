@@ -28,6 +28,31 @@ void ign_before_give_back(ign_store *store, ign_ctl *sealed, uint64_t generation
         ign_ctl_give_back(sealed);
 }
 
+/* Whoever makes a generation holds a lock in its control file. One without a lock is of a maker who died before it had its name: with its log some 2 MiB,
+ * for each that died. Where the file has another name, it had got it meanwhile, and its log is needed; else it never gets one. */
+static void remove_unborn(void *arg, const char *name)
+{
+    ign_store_io *io = ((sweep *)arg)->store->io;
+    uint64_t generation, instance;
+    int file;
+    if (!ign_store_parse_name(name, "tmp-control", &generation, &instance) || io->open(io, name, false, &file) != 0)
+        return;
+    bool held = true, named = true;
+    if (io->locked(io, file, 0, IGN_STORE_SLOTS, &held) == 0 && !held && io->remove(io, name) == 0 && io->named(io, file, &named) == 0 && !named) {
+        char log[IGN_STORE_NAME_MAX];
+        ign_store_file_name(log, "tmp-log", generation, instance);
+        io->remove(io, log);
+    }
+    io->close(io, file);
+}
+
+void ign_before_remove_unborn(ign_store *store)
+{
+#ifndef IGN_MUTANT_UNBORN_STAY
+    store->io->list(store->io, remove_unborn, &(sweep){.store = store});
+#endif
+}
+
 /* The room of one checkpoint, before anything else takes it: without a checkpoint no segment goes. That of the older one, if need be. Where there is
  * not even that much, messages can still be taken out. */
 int ign_before_keep_spare(ign_store *store, ign_generation *made, bool needs_room)

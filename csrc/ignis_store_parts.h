@@ -271,6 +271,7 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
 
 /* ignis_store_before.c: what older generations left. The room that they kept is given back for the next. */
 void ign_before_give_back(ign_store *store, ign_ctl *sealed, uint64_t generation);
+void ign_before_remove_unborn(ign_store *store); /* what makers of a generation left who died */
 int ign_before_keep_spare(ign_store *store, ign_generation *made, bool needs_room);
 void ign_before_remove_strays(ign_store *store, const ign_chain *chain);
 void ign_before_remove_replaced(ign_store *store, const ign_chain *chain, uint64_t begin); /* ... that were written again from `begin` on */

@@ -24,7 +24,7 @@
 
 /* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
  * has. */
-enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2, MOST_AGAIN = 64 << 10 };
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2, MOST_AGAIN = 64 << 10, AT_ONCE = 256 << 10 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -36,8 +36,8 @@ typedef struct copy {
     ign_ctl *ctl;
     ign_segment_info segment;
     int file;
-    uint8_t *buffer;
-    uint64_t capacity;
+    uint8_t *buffer; /* entries that are written at once, from the position `at` on */
+    uint64_t capacity, used, at;
     bool began, least; /* `least`: no more room than it takes */
 } copy;
 
@@ -52,20 +52,37 @@ static int begin_segment(copy *c)
     return c->ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }
 
+static int write_out(copy *c)
+{
+    ign_store_io *io = c->store->io;
+    uint64_t bytes = c->used;
+    c->used = 0;
+    return bytes == 0 ? IGN_OK : ign_store_error(io->write(io, c->file, c->buffer, (size_t)bytes, ign_segment_offset(&c->segment, c->at)));
+}
+
 static int write_entry(copy *c, uint8_t type, const uint8_t *payload, uint32_t bytes, uint64_t position, uint64_t durable)
 {
     uint64_t size = ign_entry_size(bytes);
-    if (size > c->capacity) {
-        uint8_t *grown = realloc(c->buffer, (size_t)size);
+    int rc = IGN_OK;
+    if (c->used != 0 && (position != c->at + c->used || c->used + size > AT_ONCE))
+        rc = write_out(c);
+    if (rc != IGN_OK)
+        return rc;
+    if (c->used + size > c->capacity) {
+        uint64_t capacity = size > AT_ONCE ? size : AT_ONCE;
+        uint8_t *grown = realloc(c->buffer, (size_t)capacity);
         if (grown == NULL)
             return IGN_E_NOMEM;
         c->buffer = grown;
-        c->capacity = size;
+        c->capacity = capacity;
     }
-    memcpy(c->buffer + IGN_ENTRY_HEADER, payload, bytes);
-    ign_entry_seal(c->buffer, type, bytes, c->segment.salt, position, durable);
-    ign_store_io *io = c->store->io;
-    return ign_store_error(io->write(io, c->file, c->buffer, (size_t)size, ign_segment_offset(&c->segment, position)));
+    if (c->used == 0)
+        c->at = position;
+    uint8_t *entry = c->buffer + c->used;
+    memcpy(entry + IGN_ENTRY_HEADER, payload, bytes);
+    ign_entry_seal(entry, type, bytes, c->segment.salt, position, durable);
+    c->used += size;
+    return IGN_OK;
 }
 
 static int copy_entry(void *arg, const ign_entry *entry)
@@ -175,6 +192,8 @@ static int fill_generation(ign_store *store, const ign_chain *chain, copy *c, ui
     if (rc == IGN_OK)
         rc = write_mark(c);
     if (rc == IGN_OK)
+        rc = write_out(c);
+    if (rc == IGN_OK)
         rc = ign_store_error(io->flush(io, c->file));
     return rc;
 }
@@ -275,6 +294,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     if (rc == IGN_OK)
         rc = ign_chain_know(store, &chain, &known);
     if (rc == IGN_OK) {
+        ign_before_remove_unborn(store);
         if (needs_room)
             ign_before_give_back(store, sealed, generation);
         uint64_t arena = store->options.arena_bytes, undo = store->options.undo_capacity;
@@ -283,7 +303,9 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve, undo, arena));
         created = rc == IGN_OK;
     }
-    if (created) {
+    if (created) /* held by who makes it, and then by who lives in it */
+        rc = ign_store_error(io->lock(io, made->ctl.file, 0));
+    if (rc == IGN_OK && created) {
         made->ctl.head->generation = generation;
         made->ctl.head->store = c.segment.store;
         made->ctl.head->instance = instance;
@@ -311,7 +333,6 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         made->slot = 0;
         made->word = 1u | 1u << 12;
         atomic_store_explicit(&head->incarnation[0], 1, memory_order_relaxed);
-        rc = ign_store_error(io->lock(io, made->ctl.file, 0));
     }
     /* Nothing more is refused, then: what is in the log now will be found. */
     if (rc == IGN_OK && sealed != NULL && !is_frozen(refused) &&
@@ -346,8 +367,8 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         if (spare != 0)
             ign_store_give(store, made, "tmp-spare", spare);
         ign_ctl_close(&made->ctl);
+        io->remove(io, log); /* first: should this process end between the two, the other is what leads to it */
         io->remove(io, control);
-        io->remove(io, log);
     }
     errno = error;
     return rc;

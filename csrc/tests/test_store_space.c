@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* -- a small disk ------------------------------------------------------------------------------------------------------- */
 
@@ -799,7 +801,50 @@ static void opened_again_and_again(void)
     store_dir_close(io);
 }
 
+static int ends_here(ign_store_io *io, const char *from, const char *to)
+{
+    (void)io;
+    (void)from;
+    (void)to;
+    _exit(0);
+}
+
+static void count_unborn(void *arg, const char *name)
+{
+    *(unsigned *)arg += strncmp(name, "tmp-control-", 12) == 0 || strncmp(name, "tmp-log-", 8) == 0;
+}
+
+/* Openings that die before they are done leave what the last of them laid out, not what each did. */
+static void killed_while_it_opens(void)
+{
+    ign_store_io *io = small_disk(UINT64_MAX);
+    ign_store *store;
+    CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+    ign_store_close(store);
+    unsigned unborn = 0;
+    for (int opening = 0; opening < 20; opening++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            io->link_new = ends_here; /* all is laid out and written, and has no name */
+            _exit(ign_store_open(&store, io, &(ign_store_options){0}) == IGN_OK ? 1 : 2);
+        }
+        int status;
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status, 0);
+    }
+    CHECK_EQ(disk.real.list(io, count_unborn, &unborn), 0);
+    CHECK_EQ(unborn, 2);
+    unborn = 0;
+    CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+    CHECK_EQ(disk.real.list(io, count_unborn, &unborn), 0);
+    CHECK_EQ(unborn, 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 MAIN("store_space", {
+    RUN(killed_while_it_opens);
     RUN(opened_again_and_again);
     RUN(killed_again_and_again);
     RUN(small_store);
