@@ -14,12 +14,13 @@ from typing import Any, Literal
 from uuid import UUID
 
 from ignis.clearing import delete_matching, match_messages
-from ignis.errors import IgnisError
+from ignis.errors import IgnisError, UnreadableMessageError
 from ignis.later import Later
 from ignis.message import message_id
+from ignis.native import Record
 from ignis.storage.base import MagazineStore, QueueRecord, QueueStore, Store
 
-__all__ = ["CANCEL", "Cancelled", "cancel_message", "forget_requests", "requests_of"]
+__all__ = ["CANCEL", "Cancelled", "cancel_message", "forget_former_requests", "forget_requests", "requests_of"]
 
 CANCEL = "cancel"
 """Where the stored queue keeps in its ``extra`` which running messages are to end: id -> when that was asked, in ms."""
@@ -89,6 +90,21 @@ def requests_of(record: QueueRecord) -> frozenset[bytes]:
         with suppress(ValueError):
             found.add(UUID(id).bytes)
     return frozenset(found)
+
+
+def forget_former_requests(queues: QueueStore, queue: str, records: Iterable[bytes]) -> None:
+    """Before these come back from the sideline: what was asked of an earlier delivery is not asked of the next. Whoever was to
+    tell it may have died with it. Raises the store's error."""
+    record = queues.get(queue)
+    wanted = frozenset() if record is None else requests_of(record)
+    if not wanted:
+        return
+    former = set()
+    for data in records:
+        with suppress(UnreadableMessageError):
+            former.add(Record(data).id)
+    if former & wanted:
+        forget_requests(queues, queue, former & wanted)
 
 
 def forget_requests(queues: QueueStore, queue: str, ids: Iterable[bytes]) -> None:

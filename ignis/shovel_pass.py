@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from ignis.cancellation import forget_former_requests
 from ignis.config import check_number, check_whole, shown
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
@@ -259,6 +260,7 @@ class ShovelPass:
         main, sideline = queue.main, queue.sideline
         left = {(item.shard, item.pointer): None for item in moving}
         try:
+            forget_former_requests(queue.store.queues, self._name, [item.record for item in moving])
             for part, moved in in_parts(moving, lambda some: main.store.transfer(sideline.name, main.name, some)):
                 result.moved += moved
                 for item in part:

@@ -271,10 +271,11 @@ class Consumer:
     # -- the workers' reports (any thread)
 
     def on_done(self, first_id: int, count: int) -> None:
-        if self._long_work.asked:
+        if self._long_work.anybody_told():
             first_id, count = self._without_broken_off(first_id, count)
             if not count:
                 return
+            self._long_work.account_for(first_id, count)
         chunk, start = self._in_hand.locate(first_id)
         self._times.end_to_end.add_ages(chunk.records, self._queue.clock(), start, start + count)
         self._acker.add_done(chunk, start, count)
@@ -287,6 +288,7 @@ class Consumer:
             failure = Failure(REASON_CANCELLED, "its handler was told, and came to its end")
             done = request_id - first_id
             if done:
+                self._long_work.account_for(first_id, done)
                 chunk, start = self._in_hand.locate(first_id)
                 self._acker.add_done(chunk, start, done)
                 self._in_hand.forget(chunk, done)
@@ -296,7 +298,7 @@ class Consumer:
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
         chunk, index = self._in_hand.locate(request_id)
-        if self._long_work.asked:
+        if self._long_work.anybody_told():
             failure = self._long_work.failure_of(request_id, failure)
         if failure.reason == REASON_EXPIRED:
             self._end_expired(chunk, index, failure)

@@ -10,13 +10,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ignis.cancellation import forget_requests, requests_of
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.outcome import Failed, Failure, attempts_of
-from ignis.consumer.work import Work, ask, told, was_seen, withdraw
+from ignis.consumer.work import Work, any_seen, ask, told, was_seen, withdraw
 from ignis.context import QueueContext
 from ignis.errors import IgnisError, UnreadableMessageError
 from ignis.log_limit import LimitedLog
@@ -58,6 +58,7 @@ class LongWork:
         self._said = LimitedLog(log)
         self._stored: dict[bytes, tuple[float, str]] = {}  # what of this consumer's is in the store
         self._store_at = 0.0
+        self._over: list[bytes] = []  # ids of those that were to end and have, of whose requests the store still knows
         self.asked: dict[int, bytes] = {}
         """Request id -> message id: in hand here, and to end."""
 
@@ -76,6 +77,7 @@ class LongWork:
         if timer is not None:
             timer.cancel()
         self._forget(list(self.asked))
+        self._forget_stored()
         self._store_told([])
 
     def _plan(self) -> None:
@@ -92,12 +94,13 @@ class LongWork:
             if 0 < oldest <= before:
                 self.look()
             self._forget([one for one in list(self.asked) if self._in_hand.place(one) is None])
+            self._forget_stored()
             if time.monotonic() >= self._store_at:
                 self._store_told(self.told())
         except IgnisError as exc:
             self._said.warning("what runs long of %s could not be looked after: %s", self._queue.name, exc)
         finally:
-            if oldest or self.asked or self._stored:
+            if oldest or self.asked or self._over or self._stored:
                 self._plan()
 
     def look(self) -> None:
@@ -117,33 +120,52 @@ class LongWork:
     def _ids_in_hand(self) -> Iterator[tuple[int, bytes]]:
         """(request id, message id), of readable messages; some may be accounted for already."""
         for chunk in self._in_hand.chunks():
-            for request_id, data in enumerate(chunk.records, chunk.first_id):
-                with contextlib.suppress(UnreadableMessageError):
-                    yield request_id, Record(data).id
+            yield from _ids_of(chunk.records, chunk.first_id)
 
     def _forget(self, request_ids: list[int]) -> None:
-        """These are accounted for."""
-        ids = [id for one in request_ids if (id := self.asked.pop(one, None)) is not None]
-        for id in ids:
+        """These were accounted for while they were asked to end."""
+        ids = {id for one in request_ids if (id := self.asked.pop(one, None)) is not None}
+        for id in ids.difference(self.asked.values()):
             withdraw(self._queue.name, id)
-        if ids:
-            forget_requests(self._queue.store.queues, self._queue.name, ids)
+            self._over.append(id)
+
+    def _forget_stored(self) -> None:
+        over, self._over = self._over, []
+        if over:
+            forget_requests(self._queue.store.queues, self._queue.name, over)
 
     # -- what becomes of those that were to end
 
+    def anybody_told(self) -> bool:
+        """Whether an outcome has to be looked at by the methods below."""
+        return bool(self.asked) or any_seen()
+
     def broken_off(self, first_id: int, count: int) -> list[int]:
-        """Those of these requests whose handlers knew that they were to end, ascending."""
+        """Those of these requests whose handlers knew that they were to end, ascending. What they knew counts, whenever they
+        were asked."""
         name = self._queue.name
-        return sorted(
-            one for one, id in list(self.asked.items()) if first_id <= one < first_id + count and was_seen(name, id)
-        )
+        return [request_id for request_id, id in self._ids(first_id, count) if was_seen(name, id)]
 
     def failure_of(self, request_id: int, failure: Failure) -> Failure:
         """As which a message fails: one that is to end has failed for that, whether its handler knew it or not. It is not tried
         again."""
-        if failure.reason == REASON_CANCELLED or request_id not in self.asked:
+        was_to_end = request_id in self.asked or bool(self.broken_off(request_id, 1))
+        self.account_for(request_id, 1)
+        if failure.reason == REASON_CANCELLED or not was_to_end:
             return failure
         return Failed.of(REASON_CANCELLED, failure.error, attempts_of(failure))
+
+    def account_for(self, first_id: int, count: int) -> None:
+        """The outcome of these requests is known. What was asked of them is asked of nobody who gets one of the messages again,
+        which may be at once."""
+        for request_id, id in self._ids(first_id, count):
+            withdraw(self._queue.name, id)
+            if self.asked.pop(request_id, None) is not None:
+                self._over.append(id)
+
+    def _ids(self, first_id: int, count: int) -> Iterator[tuple[int, bytes]]:
+        chunk, start = self._in_hand.locate(first_id)
+        return _ids_of(chunk.records[start : start + count], first_id)
 
     # -- progress
 
@@ -163,3 +185,10 @@ class LongWork:
         self._store_at = time.monotonic() + _STORE_S
         store_progress(self._queue.store.queues, self._queue.name, self._queue.store.owner, now, self._stored.keys())
         self._stored = now
+
+
+def _ids_of(records: Sequence[bytes], first_id: int) -> Iterator[tuple[int, bytes]]:
+    """(request id, message id), of readable messages."""
+    for request_id, data in enumerate(records, first_id):
+        with contextlib.suppress(UnreadableMessageError):
+            yield request_id, Record(data).id

@@ -9,7 +9,9 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-__all__ = ["Outlet", "Work", "add_outlet", "ask", "is_asked", "note_seen", "open_work", "told", "was_seen", "withdraw"]
+__all__ = [
+    "Outlet", "Work", "add_outlet", "any_seen", "ask", "is_asked", "note_seen", "open_work", "told", "was_seen", "withdraw",
+]  # fmt: skip
 
 _Key = tuple[str, bytes]
 
@@ -103,6 +105,11 @@ def is_asked(queue: str, id: bytes) -> bool:
 def was_seen(queue: str, id: bytes) -> bool:
     """Whether a handler knows that the call for that message is to end."""
     return (queue, id) in _seen
+
+
+def any_seen() -> bool:
+    """Whether any handler of this process knows that it is to end."""
+    return bool(_seen)
 
 
 def note_seen(queue: str, id: bytes) -> None:

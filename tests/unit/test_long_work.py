@@ -19,9 +19,10 @@ from ignis.consumer import work
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.long_work import LongWork
 from ignis.errors import ConfigError, InvalidMessageError
+from ignis.message import failed_record
 from ignis.metrics import Collector, Exposition
 from ignis.native import encode_record
-from ignis.storage.base import QueueRecord
+from ignis.storage.base import QueueRecord, Transfer
 from ignis.testing import drain, make_context
 from ignis.told_progress import PROGRESS, progress_of, store_progress
 from tests.apps import long_work
@@ -67,6 +68,60 @@ def test_a_thread_is_told_and_breaks_off(app: ignis.Ignis, options: dict[str, An
         assert not work._asked and not work._seen
     finally:
         handler.over.set()
+
+
+@pytest.mark.parametrize("options", [{}, {"attempts": 1, "timeout_s": 60}], ids=["direct", "with a time-out"])
+def test_a_cancelled_message_that_is_brought_back_at_once_begins_anew(
+    app: ignis.Ignis, options: dict[str, Any]
+) -> None:
+    """Its handler was told a second time, though nobody had asked again, and what it answered then counted: it was gone."""
+    queue = app.queue("jobs", str, shovel_interval=0)
+    told: list[bool] = []
+    begun = threading.Event()
+
+    @queue.handler(**options)
+    def handle(body: str, ctx: ignis.Context) -> None:
+        begun.set()
+        until_s = time.monotonic() + WAIT_S
+        while not told and not ctx.cancelled and time.monotonic() < until_s:
+            time.sleep(0.002)
+        told.append(ctx.cancelled)
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(published.id) == "running"
+    assert reason_of(queue) == (published.id, "cancelled")
+    assert queue.shovel.run_once().moved == 1
+    stats = eventually(lambda: (found := queue.stats()["consumer"])["handled"] == 1 and found)
+    assert (told, stats["sidelined_cancelled"], queue.sideline.pending()) == ([True, False], 1, 0)
+
+
+def test_what_a_handler_knew_counts_whoever_had_asked(app: ignis.Ignis) -> None:
+    """A request may be read before its message comes back, and be told after that: it is put aside again, and not lost."""
+    queue = app.queue("jobs", str, shovel_interval=0)
+    handler = Polite()
+    queue.handler(handler)
+    published = queue.publish("a")
+    app.start()
+    assert handler.begun.wait(WAIT_S)
+    work.ask("jobs", uuid.UUID(published.id).bytes)
+    assert reason_of(queue) == (published.id, "cancelled")
+    assert not work._asked and not work._seen
+
+
+def test_a_request_whose_worker_died_is_not_met_by_the_next_delivery(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    ids = queue.publish_many(["a", "b"])
+    fired = queue.main.fire(2)
+    assert [queue.cancel(id) for id in ids] == ["running", "running"]
+    first = next(one for one in fired if one.message == "a")
+    moving = Transfer(first.shard, first.pointer, failed_record(first.record or b"", "abandoned"), 0)
+    queue.main.store.transfer("jobs", "jobs_SIDELINE", [moving])
+    assert queue.shovel.run_once().moved == 1
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert requests_of(record) == {uuid.UUID(ids[1]).bytes}, "that of the one that is still claimed"
 
 
 def test_a_thread_that_does_not_look_comes_to_its_end(app: ignis.Ignis) -> None:
