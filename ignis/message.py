@@ -36,6 +36,7 @@ __all__ = [
     "returned_record",
     "slim_record",
     "tried",
+    "unmarked_record",
     "with_last_traceparent",
 ]
 
@@ -290,14 +291,27 @@ def slim_record(data: bytes) -> bytes:
 
 
 def bare_record(data: bytes) -> bytes:
-    """The record of a failed message with nothing of what its failure says but the counters: no larger than it was before it
-    failed. Never raises."""
+    """The record of a failed message with nothing of what its failure says but the counters, and what keeps the shovel's schedule
+    from bringing it back: at most 32 bytes larger than it was before it failed. Never raises."""
+    return _without_failure(data, marked=True)
+
+
+def unmarked_record(data: bytes) -> bytes:
+    """`bare_record` without that either: no larger than it was before it failed. Never raises."""
+    return _without_failure(data, marked=False)
+
+
+def _without_failure(data: bytes, *, marked: bool) -> bytes:
     try:
         record = Record(data)
         meta = decode_meta(record.meta)
         if isinstance(meta.get("unread"), bytes):
             return record.replace(meta=meta["unread"])
         kept = {name: value for name, value in meta.items() if name not in _OF_FAILURE}
+        if marked and meta.get("reason") in STAYS:
+            kept["reason"] = meta["reason"]
+        elif marked and meta.get("given_up") is True:
+            kept["given_up"] = True
         return record.replace(meta=_meta_encoder.encode(kept) if kept else b"")
     except Exception:  # as in `slim_record`
         return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ignis.errors import RecordTooLargeError, StoreFullError
-from ignis.message import bare_record, slim_record
+from ignis.message import bare_record, slim_record, unmarked_record
 from ignis.native.store import GrowthError
 from ignis.storage.records import Transfer
 
@@ -13,6 +13,8 @@ __all__ = ["in_parts", "transfer_all", "transfer_in_parts"]
 
 _MOST_REFUSED = 8
 """So many single messages refused one after the other: there is no room for any."""
+_SHORTER = (slim_record, bare_record)
+"""What a failed message goes without on a full store, one after the other."""
 
 
 def in_parts(
@@ -23,7 +25,7 @@ def in_parts(
     Yields each part that was transferred, and how many of it moved. What was not yielded is where it was. A message that is
     too large for the store with all that its failure says goes without the history, and if need be without anything that its
     failure says. So does one for which a full store has no room by itself, and those behind it: else each transfer would need
-    more room than it frees.
+    more room than it frees. That it stays in the sideline is the last thing that is left out, and only of one that is too large.
 
     Args:
         items: what is to move. Neighbours go together, so that whole segments become free early.
@@ -48,12 +50,12 @@ def in_parts(
             if len(part) > 1:
                 size = len(part) // 2
                 continue
-            if _shorten(ordered, at, at + 1):
+            if _shorten(ordered, at, at + 1, *_SHORTER, unmarked_record):
                 continue
             refused = exc
         except GrowthError as exc:
             # Such as those that follow: of what they may spare there is as much in each.
-            if _shorten(ordered, at, len(ordered)):
+            if _shorten(ordered, at, len(ordered), *_SHORTER):
                 continue
             if len(part) > 1:
                 size = len(part) // 2
@@ -63,7 +65,7 @@ def in_parts(
             if len(part) > 1:
                 size = len(part) // 2
                 continue
-            if _shorten(ordered, at, len(ordered)):
+            if _shorten(ordered, at, len(ordered), *_SHORTER):
                 continue
             refused, in_a_row = exc, in_a_row + 1
             if in_a_row == _MOST_REFUSED:
@@ -77,9 +79,9 @@ def in_parts(
         raise refused
 
 
-def _shorten(items: list[Transfer], begin: int, end: int) -> bool:
+def _shorten(items: list[Transfer], begin: int, end: int, *ways: Callable[[bytes], bytes]) -> bool:
     """Takes from those items the next thing that a failed message may go without. False when the first has no such thing."""
-    for shorter in (slim_record, bare_record):
+    for shorter in ways:
         if shorter(items[begin].record) != items[begin].record:
             items[begin:end] = [item._replace(record=shorter(item.record)) for item in items[begin:end]]
             return True

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from ignis.errors import RecordTooLargeError, StoreFullError
-from ignis.message import Message, bare_record, encode_meta, failed_record
+from ignis.message import STAYS, Message, bare_record, encode_meta, failed_record, unmarked_record
 from ignis.native import Record, encode_record
 from ignis.native.store import GrowthError
+from ignis.shovel_choice import coming_back
 from ignis.storage.base import Transfer
 from ignis.storage.parts import in_parts, transfer_all, transfer_in_parts
 
@@ -134,6 +135,28 @@ def test_a_bare_record_is_what_was_there_before_it_failed(meta: bytes) -> None:
     plain = encode_record(b"body", flags=0, meta=meta)
     assert Record(bare_record(failed_record(plain, "exception", "E"))).meta == meta
     assert bare_record(b"no record") == b"no record"
+
+
+@pytest.mark.parametrize("meta", [b"", encode_meta({"a": 1})])
+@pytest.mark.parametrize("reason", ["exception", *STAYS])
+def test_what_is_to_stay_in_the_sideline_stays_there_without_its_failure(meta: bytes, reason: str) -> None:
+    """A store takes 32 bytes more for each message without asking for room. What a policy had given up came back from a full
+    disk, and was tried again."""
+    plain = encode_record(b"body", flags=0, meta=meta)
+    failed = failed_record(plain, reason, "e" * 500, tried=4, given_up=reason == "exception")
+    bare = bare_record(failed)
+    assert len(bare) <= len(plain) + 32
+    assert (Message.from_bytes(bare).history, Message.from_bytes(bare).error) == ((), None)
+    assert coming_back(bare, None, max_returns=5) is None
+    assert (coming_back(bare, None, max_returns=None) is None) == (reason == "corrupt"), (
+        "a person brings the others back"
+    )
+    assert coming_back(bare_record(failed_record(plain, "exception", "e")), None, max_returns=5) is not None
+
+    full = Store(len(bare))
+    assert transfer_in_parts([Transfer(0, pointer, failed, 0) for pointer in range(9)], full.transfer) == 9
+    small = SmallRecords(len(unmarked_record(failed)))
+    assert transfer_in_parts([Transfer(0, 0, failed, 0)], small.transfer) == 1, "nothing is left to spare"
 
 
 def test_who_needs_all_of_them_hears_what_kept_the_rest() -> None:
