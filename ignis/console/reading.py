@@ -13,7 +13,7 @@ from ignis.config import check_whole
 from ignis.console.call import Call
 from ignis.console.refusals import RefusedError
 from ignis.console.roles import READ
-from ignis.console.snapshot import FIGURES
+from ignis.console.snapshot import COLUMNS, FIGURES
 from ignis.control.inspection import Row, claim_owners, message_dict, queue_settings, sideline_reasons
 from ignis.control.queue_depths import queue_depths, shard_states
 from ignis.errors import BadRequestError, ConfigError
@@ -87,7 +87,8 @@ def health(call: Call) -> dict[str, Any]:
 
 
 def overview(call: Call) -> dict[str, Any]:
-    """All queues that the visitor may look at, with figures, rates and points for charts, as of the last look."""
+    """All queues that the visitor may look at, with figures, rates and points for charts, as of the last look. What each figure
+    means, and whose it is, stands under `figures`."""
     found = call.services.snapshot.get()
     names = [name for name in found.queues if call.visitor.may(READ, name)]
     return {
@@ -96,7 +97,7 @@ def overview(call: Call) -> dict[str, Any]:
         "store": redacted(call.services.app.url or ""),
         "queues": [{**found.queues[name], "roles": call.visitor.roles(name)} for name in names],
         "history": {name: found.history[name] for name in names},
-        "history_columns": ["at_s", "pending", "in_flight", "sideline", "published_rate", "finished_rate"],
+        "history_columns": COLUMNS,
         "figures": FIGURES,
     }
 

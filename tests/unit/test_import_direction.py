@@ -130,8 +130,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "reading",
     ),
     "ignis.console": (
-        "refusals refused_logins roles sessions snapshot",
-        "access audit jobs leases waiting",
+        "refusals refused_logins residence roles sessions",
+        "access audit jobs leases snapshot waiting",
         "call",
         "account gateway reading system",
         "changing managing",
