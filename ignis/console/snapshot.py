@@ -98,10 +98,10 @@ class Snapshot:
             self._lock.release()
 
     def _look(self) -> None:
-        began_s = self._clock()
         self.looks += 1
         try:
-            store, at_s = self._store(), self._now_s()
+            store = self._store()
+            began_s, at_s = self._clock(), self._now_s()  # opening it is no part of a look
             records = store.queues.list()
             queues = {record.name: self._row(store, record, at_s) for record in records}
         except IgnisError:
