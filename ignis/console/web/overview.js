@@ -6,7 +6,7 @@ import { h, refill } from "./dom.js";
 import { age, moment, number, rate } from "./format.js";
 import { figure, nothing, scope, tag } from "./parts.js";
 
-const RISING_S = 10;
+const RISING_S = 20;
 const sum = (rows, name) => rows.reduce((all, one) => all + (one[name] ?? 0), 0);
 
 // Of each column: its head, what it is sorted by, and what stands in it.
@@ -25,12 +25,11 @@ const COLUMNS = [
 // How the table is sorted and filtered: kept while other pages are looked at.
 const view = { by: "problems", down: true, name: "", only: false };
 
-// Whether the oldest message has grown older all the time: what comes first is not handled.
-export function rising(points) {
-  const last = points.at(-1);
-  if (!last || !(last[6] >= RISING_S)) return false;
-  const some = points.filter((point) => point[0] >= last[0] - 60);
-  return last[0] - some[0][0] >= RISING_S && some.every((point, index) => point[6] !== null && (!index || point[6] > some[index - 1][6]));
+// Whether the oldest message has grown older at every look for so long: what comes first is not handled.
+function rising(points) {
+  let at = points.length - 1;
+  while (at > 0 && points[at - 1][6] !== null && points[at - 1][6] < points[at][6]) at -= 1;
+  return at >= 0 && points.at(-1)[0] - points[at][0] >= RISING_S;
 }
 
 function problemsOf(one, points) {
@@ -70,7 +69,7 @@ const command = (text) => h("pre", { tabindex: "0" }, text);
 const empty = (store) => h("div", { class: "card narrow-text" },
   h("h2", {}, "There is no queue that you may look at."),
   h("p", {}, "If none was made yet, make one and publish a message to it. Type in a terminal:"),
-  command(`ignis queue create orders --url '${store}'\nignis publish orders '{"id": 1}' --url '${store}'`),
+  command(`ignis queue create orders --url '${store}'\necho '{"id": 1}' | ignis publish orders --url '${store}'`),
   h("p", {}, "Or open it in an application, which makes it as well:"),
   command(`import ignis\n\napp = ignis.Ignis("${store}")\napp.queue("orders", dict).publish({"id": 1})`),
   h("p", { class: "dim" }, "It appears here by itself. If there are queues, ask for the right to look at them."));

@@ -55,7 +55,7 @@ export async function system(main) {
     refill(boxes.broker, behind, () => [
       behind.broker ? card(heading("The broker", "broker"), facts({ ...behind.broker, started_at_s: moment(behind.broker.started_at_s * 1000) })) : null,
       behind.refused ? h("p", { class: "card bad" }, `The broker: ${behind.refused.message}`) : null,
-      (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map(facts)) : null,
+      (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map((one) => facts({ ...one, since_s: moment(one.since_s * 1000) }))) : null,
     ]);
     refill(boxes.jobs, [work, state.roles], () => card(heading("Jobs", "process"), work.jobs.length ? table("Jobs", JOBS, work.jobs.map((one) => h("tr", {},
       cell(one.kind), cell(one.queue, "text"), cell(one.by), cell(moment(one.began_at_ms), "when"), h("td", { class: one.state === "failed" ? "bad text" : "text" }, one.error ? one.error.message : one.state + told(one)),

@@ -139,6 +139,8 @@ def test_pages_fit_and_are_kept_for_people(
             "overview": ("", "idle"),
             "sideline": ("#/queue/idle", "TimeoutError"),
             "delayed": ("#/queue/idle/delayed", "Run now"),
+            "waiting": ("#/queue/idle/messages", "Read again"),
+            "shards": ("#/queue/idle/shards", "fire pointer"),
             "schedules": ("#/schedules", "beat"),
             "system": ("#/system", "Who leads"),
         }.items():
@@ -306,6 +308,7 @@ def test_delayed_messages_and_schedules(live: Live, context: BrowserContext) -> 
     page.get_by_role("button", name="Run now").click()
     eventually(lambda: live.idle.main.pending() == 1, what="it is in the queue")
     page.get_by_role("link", name="Schedules").click()
+    expect(page.get_by_role("row", name=re.compile("beat"))).to_contain_text(re.compile(r"in (1\.0 h|\d\d\.\d min)"))
     page.get_by_role("button", name="Run now").click()
     eventually(lambda: live.idle.main.pending() == 2, what="the schedule's message too")
     page.get_by_role("button", name="Pause").click()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -215,7 +217,16 @@ def test_who_sees_no_queue_is_told_what_to_type(live: Live, context: BrowserCont
     page, wrong = watched(context)
     log_in(page, live, "else")
     expect(page.get_by_role("heading", name="There is no queue that you may look at.")).to_be_visible()
-    expect(page.locator("pre").first).to_contain_text(f"ignis queue create orders --url '{live.app.url}'")
+    terminal, python = page.locator("main pre").all_inner_texts()
+    assert f"ignis queue create orders --url '{live.app.url}'" in terminal
+    ran = subprocess.run(
+        ["sh", "-ec", f'ignis() {{ "{sys.executable}" -m ignis "$@"; }}\n{terminal}'],
+        check=False, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    ran = subprocess.run([sys.executable, "-c", python], check=False, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.returncode == 0, ran.stderr
+    assert [one.message for one in live.app.queue("orders", dict).main.peek()] == [{"id": 1}, {"id": 1}]
     expect(page.get_by_label("Filter by name")).to_be_hidden()
     assert violations(page) == []
     assert wrong == []
