@@ -1,28 +1,59 @@
-"""Which messages are meant: by id, key, age, reason and error. What the command line and the console take as a filter."""
+"""Which messages are meant: by id, key, age, reason, error, header and text. What the command line and the console take as a
+filter."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 
-__all__ = ["UNKNOWN", "AtMost", "Filter"]
+__all__ = ["UNKNOWN", "AtMost", "Filter", "has_headers", "has_text"]
 
 UNKNOWN = "unknown"
 """The reason of what is in a sideline and does not say why."""
 
 
+def has_text(message: Message, text: str) -> bool:
+    """Whether the text stands in the stored body, as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape") in message.body
+    except UnicodeEncodeError:  # half of a surrogate pair is in no body
+        return False
+
+
+def has_headers(message: Message, headers: tuple[tuple[str, str], ...]) -> bool:
+    """Whether it has all of these, by name and value, which is compared as text, or as JSON where it is no text. Raises
+    UnreadableMessageError."""
+    return all(_has(message.headers, name, value) for name, value in headers)
+
+
+def _has(headers: dict[str, Any], name: str, value: str) -> bool:
+    if name not in headers:
+        return False
+    found = headers[name]
+    if isinstance(found, str):
+        return found == value
+    try:
+        return msgspec.json.encode(found).decode() == value
+    except Exception:  # whoever may publish chooses what stands there
+        return False
+
+
 class Filter(NamedTuple):
-    """Messages that meet every condition."""
+    """Messages that meet every condition. ``headers`` and ``text``: see `has_headers` and `has_text`."""
 
     ids: tuple[str, ...] = ()
     key: str | None = None
     older_than: float | None = None
     reasons: tuple[str, ...] = ()
     error: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    text: str | None = None
 
     @property
     def given(self) -> bool:
@@ -55,6 +86,10 @@ class Filter(NamedTuple):
         if self.key is not None and message.key != self.key:
             return False
         if self.error is not None and self.error not in (message.error or ""):
+            return False
+        if not has_headers(message, self.headers):
+            return False
+        if self.text is not None and not has_text(message, self.text):
             return False
         if self.older_than is None:
             return True

@@ -26,6 +26,7 @@ __all__ = [
     "Rounds",
     "note_shovel_retry",
     "policy_in",
+    "round_due_s",
     "shovel_retry_of",
     "stored_policy",
     "with_policy",
@@ -208,7 +209,7 @@ class Rounds:
                 self.given_up += 1
                 self.waiting += 1
                 return None
-            due_s = self._due_s(message, now_s)
+            due_s = round_due_s(self.policy, message, now_s)
             if due_s > now_s:
                 self.next_due_s = due_s if self.next_due_s is None else min(self.next_due_s, due_s)
                 return None
@@ -217,12 +218,16 @@ class Rounds:
             self.waiting += 1
             return None
 
-    def _due_s(self, message: Message, now_s: float) -> float:
-        """By the clock of who stored the failure. A failure in the future is that of a clock that is ahead, or was put back: it
-        lengthens the wait by as much, unless that is more than the longest wait there is."""
-        failed_s = (message.failed_at_ms or 0) / 1000
-        wait_s = self.policy.delay_s(message.returns + 1, lambda: _drawn(message))
-        return failed_s + wait_s if failed_s <= now_s + self.policy.max_s else now_s
+
+def round_due_s(policy: Backoff, message: Message, now_s: float) -> float:
+    """When a failed message comes back by the policy, by the clock of who stored the failure. Raises UnreadableMessageError.
+
+    A failure in the future is that of a clock that is ahead, or was put back: it lengthens the wait by as much, unless that is
+    more than the longest wait there is.
+    """
+    failed_s = (message.failed_at_ms or 0) / 1000
+    wait_s = policy.delay_s(message.returns + 1, lambda: _drawn(message))
+    return failed_s + wait_s if failed_s <= now_s + policy.max_s else now_s
 
 
 def _drawn(message: Message) -> float:

@@ -12,18 +12,32 @@ from ignis.context import QueueContext
 from ignis.errors import IgnisError
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
-from ignis.shovel_choice import coming_back
+from ignis.message import Message
+from ignis.shovel_choice import coming_back, waits
 from ignis.shovel_pass import ShovelPass, ShovelResult
-from ignis.shovel_rounds import Rounds
+from ignis.shovel_rounds import Rounds, policy_in, round_due_s, shovel_retry_of
+from ignis.storage.base import QueueRecord
 from ignis.upkeep import Timer, timers_of
 
-__all__ = ["SHOVELLED", "ShovelSchedule"]
+__all__ = ["SHOVELLED", "ShovelSchedule", "next_return_ms"]
 
 log = logging.getLogger("ignis.shovel")
 
 SHOVELLED = "shovelled_at_ms"
 """The stored queue keeps here when the schedule of any process last made a pass, or began."""
 _NOTES_PER_PASS = 4
+
+
+def next_return_ms(record: bytes | None, queue: QueueRecord, now_s: float) -> int | None:
+    """When the shovel brings a message of the queue's sideline back at the earliest, in milliseconds since 1970. None when only a
+    person does, and while no process has begun to. ``now_s``: by the wall clock."""
+    if record is None or waits(record, queue):
+        return None
+    policy = policy_in(shovel_retry_of(queue))
+    if policy is not None:
+        return int(round_due_s(policy, Message.from_bytes(record), now_s) * 1_000)
+    last_ms = queue.extra.get(SHOVELLED)
+    return None if type(last_ms) is not int else last_ms + queue.shovel_interval_s * 1_000
 
 
 class ShovelSchedule:

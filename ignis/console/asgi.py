@@ -29,7 +29,7 @@ from ignis.config import check_whole
 from ignis.console.access import COOKIE, Access, Asked, Visitor
 from ignis.console.audit import AuditLog
 from ignis.console.call import Answer, Call, Services
-from ignis.console.changing import Wanted
+from ignis.console.choice import Wanted
 from ignis.console.documents import FILES, Document, Strangers, api_document, file_document
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases

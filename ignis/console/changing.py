@@ -11,6 +11,7 @@ from ignis.cancellation import cancel_message
 from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
 from ignis.console.call import Answer, Call
+from ignis.console.choice import Id, IdList, Wanted
 from ignis.console.jobs import Job
 from ignis.console.reading import schedule_document
 from ignis.console.refusals import RefusedError
@@ -28,9 +29,6 @@ __all__ = [
     "run_schedule", "stop_job",
 ]  # fmt: skip
 
-_UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
-Id = Annotated[str, Meta(pattern=_UUID, max_length=36, description="The id of a message.")]
-IdList = Annotated[list[Id], Meta(min_length=1, max_length=1_000)]
 WaitS = Annotated[
     float, Meta(ge=0, le=30, description="How long to wait for the job's end before its number is answered.")
 ]
@@ -50,29 +48,6 @@ class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
     """One message by its id."""
 
     id: Id
-
-
-class Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """Which messages of a sideline are meant: those that meet every condition."""
-
-    ids: Annotated[list[Id], Meta(max_length=1_000)] = []
-    key: Annotated[str, Meta(max_length=1_000)] | None = None
-    reasons: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=20)] = []
-    error: Annotated[str, Meta(max_length=1_000)] | None = None
-    older_than_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-
-    def told(self) -> dict[str, Any]:
-        """For the audit log: of keys and errors, which are contents, only that they were asked for."""
-        said = {"ids": self.ids, "reasons": self.reasons, "older_than_s": self.older_than_s}
-        return {name: value for name, value in said.items() if value} | {
-            name: True for name, value in (("by_key", self.key), ("by_error", self.error)) if value is not None
-        }
-
-    def filter(self) -> Filter:
-        """As the command line has it."""
-        return Filter(
-            tuple(one.lower() for one in self.ids), self.key, self.older_than_s, tuple(self.reasons), self.error
-        )
 
 
 class RedriveBody(msgspec.Struct, forbid_unknown_fields=True):

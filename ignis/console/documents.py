@@ -20,7 +20,22 @@ FILES = {
     "/assets/app.css": ("app.css", "text/css; charset=utf-8"),
     **{
         f"/assets/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("api", "app", "edit", "pages", "parts", "system")
+        for name in (
+            "api",
+            "app",
+            "charts",
+            "dom",
+            "edit",
+            "format",
+            "messages",
+            "overview",
+            "parts",
+            "queue",
+            "schedules",
+            "sideline",
+            "system",
+            "workers",
+        )
     },
     "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
 }

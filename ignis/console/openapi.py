@@ -13,6 +13,7 @@ from ignis.console.access import COOKIE, CSRF_HEADER
 from ignis.console.refusals import STATUS
 from ignis.console.roles import NONE
 from ignis.console.routes import PREFIX, ApiRoute
+from ignis.console.snapshot import FIGURES
 
 __all__ = ["document"]
 
@@ -42,6 +43,7 @@ def document(routes: Iterable[ApiRoute], server: str = "/") -> dict[str, Any]:
         "info": {"title": "ignis", "version": __version__, "description": "Queues, looked at, operated and used."},
         "servers": [{"url": server}],
         "paths": paths,
+        "x-ignis-figures": FIGURES,
         "components": {
             "schemas": components,
             "securitySchemes": {

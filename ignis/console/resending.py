@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from ignis.console.browsing import body_text, stored_record
 from ignis.console.call import Call
-from ignis.console.changing import Id
-from ignis.console.reading import body_text, stored_record
+from ignis.console.choice import Id
 from ignis.console.refusals import RefusedError
 from ignis.errors import BadRequestError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ignis.console import account, changing, gateway, managing, reading, resending, system
+from ignis.console import account, browsing, changing, gateway, managing, reading, resending, system
 from ignis.console.call import Call
 from ignis.console.roles import ADMIN, CONSUME, LOGIN, NONE, OPERATE, PUBLISH, READ
 
@@ -78,12 +78,12 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", _Q, reading.queue, READ, "queues"),
     ApiRoute("GET", f"{_Q}/shards", reading.shards, READ, "queues"),
     ApiRoute("GET", f"{_Q}/workers", reading.workers, READ, "queues"),
-    ApiRoute("GET", f"{_Q}/messages", reading.messages, READ, "queues", query=reading.MessagesQuery),
-    ApiRoute("GET", f"{_Q}/messages/{{shard}}/{{pointer}}", reading.message, READ, "queues"),
-    ApiRoute("GET", f"{_Q}/delayed", reading.delayed, READ, "queues", query=reading.DelayedQuery),
-    ApiRoute("GET", f"{_Q}/sideline", reading.sideline, READ, "sideline", query=reading.SidelineQuery),
-    ApiRoute("GET", f"{_Q}/sideline/reasons", reading.reasons, READ, "sideline", query=reading.ReasonsQuery),
-    ApiRoute("GET", f"{_Q}/sideline/{{shard}}/{{pointer}}", reading.sideline_message, READ, "sideline"),
+    ApiRoute("GET", f"{_Q}/messages", browsing.messages, READ, "queues", query=browsing.MessagesQuery),
+    ApiRoute("GET", f"{_Q}/messages/{{shard}}/{{pointer}}", browsing.message, READ, "queues"),
+    ApiRoute("GET", f"{_Q}/delayed", browsing.delayed, READ, "queues", query=browsing.DelayedQuery),
+    ApiRoute("GET", f"{_Q}/sideline", browsing.sideline, READ, "sideline", query=browsing.SidelineQuery),
+    ApiRoute("GET", f"{_Q}/sideline/reasons", browsing.reasons, READ, "sideline", query=browsing.ReasonsQuery),
+    ApiRoute("GET", f"{_Q}/sideline/{{shard}}/{{pointer}}", browsing.sideline_message, READ, "sideline"),
     ApiRoute("POST", f"{_Q}/sideline/{{shard}}/{{pointer}}/resend", resending.resend, OPERATE, "sideline", body=resending.Resend),
     ApiRoute("POST", f"{_Q}/sideline/redrive", changing.redrive, OPERATE, "sideline", body=changing.RedriveBody, waits=True),
     ApiRoute("POST", f"{_Q}/sideline/drop", changing.drop, OPERATE, "sideline", body=changing.DropIds, waits=True),

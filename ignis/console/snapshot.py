@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ignis.console.residence import Residence
 from ignis.control.inspection import queue_settings
 from ignis.control.queue_depths import shard_states
 from ignis.errors import IgnisError
@@ -21,7 +22,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
-__all__ = ["HISTORY", "REFRESH_S", "Overview", "Snapshot"]
+__all__ = ["COLUMNS", "FIGURES", "HISTORY", "REFRESH_S", "Overview", "Snapshot"]
 
 REFRESH_S = 2.0
 _SHARE = 10.0
@@ -30,11 +31,14 @@ HISTORY = 150
 """Points of a chart: five minutes, where somebody looks all the time."""
 _GAP_S = 60.0
 """No rate is reckoned over a longer gap: it would say nothing about now."""
+COLUMNS = (
+    "at_s", "pending", "in_flight", "sideline", "published_rate", "finished_rate", "oldest_age_s", "latency_s",
+)  # fmt: skip
+"""Of a point of a chart. ``at_s`` in seconds since 1970, the others as in `FIGURES`."""
 
 
 class Overview(NamedTuple):
-    """One look. ``queues``: by name, what is shown of each; ``history``: (seconds since 1970, pending, in flight, sideline,
-    published a second, finished a second), the oldest first."""
+    """One look. ``queues``: by name, what is shown of each; ``history``: points of `COLUMNS`, the oldest first."""
 
     at_s: float
     took_s: float
@@ -71,6 +75,7 @@ class Snapshot:
         self._found: Overview | None = None
         self._next_s = 0.0
         self._before: dict[str, tuple[float, _Counted]] = {}
+        self._residence: dict[str, Residence] = {}
         self._history: dict[str, deque[list[float | None]]] = {}
         self.looks = 0
         """How often the store was looked at."""
@@ -93,10 +98,10 @@ class Snapshot:
             self._lock.release()
 
     def _look(self) -> None:
-        began_s = self._clock()
         self.looks += 1
         try:
-            store, at_s = self._store(), self._now_s()
+            store = self._store()
+            began_s, at_s = self._clock(), self._now_s()  # opening it is no part of a look
             records = store.queues.list()
             queues = {record.name: self._row(store, record, at_s) for record in records}
         except IgnisError:
@@ -106,7 +111,7 @@ class Snapshot:
                 raise
             return
         for gone in [name for name in self._history if name not in queues]:
-            del self._history[gone], self._before[gone]
+            del self._history[gone], self._before[gone], self._residence[gone]
         took_s = self._clock() - began_s
         history = {name: list(points) for name, points in self._history.items()}
         self._found = Overview(at_s, took_s, queues, history)
@@ -117,27 +122,27 @@ class Snapshot:
         main, sideline = shard_states(store, name), shard_states(store, name + SIDELINE_SUFFIX)
         oldest_us = store.magazines.oldest_enqueued_at_us(name) if main else None
         found = depths(main, sideline, store.magazines.delayed(name) if main else 0)
-        published_rate, finished_rate = self._rates(name, at_s, main)
-        points = self._history.setdefault(name, deque(maxlen=HISTORY))
-        points.append(
-            [
-                round(at_s, 3), found["pending"], found["in_flight"], found["sideline"], published_rate, finished_rate,
-            ]
-        )  # fmt: skip
-        return {
-            "queue": name,
+        now = _counted(main)
+        published_rate, finished_rate = self._rates(name, at_s, now)
+        figures = {
             **found,
-            "paused": PAUSED in record.extra,
             "oldest_age_s": None if oldest_us is None else round(max(0.0, at_s - oldest_us / 1e6), 3),
             "published_rate": published_rate,
             "finished_rate": finished_rate,
+            "latency_s": self._latency_s(name, at_s, now),
+        }
+        points = self._history.setdefault(name, deque(maxlen=HISTORY))
+        points.append([round(at_s, 3), *(figures[column] for column in COLUMNS[1:])])
+        return {
+            "queue": name,
+            **figures,
+            "paused": PAUSED in record.extra,
             "swept": record.swept_count,
             "settings": queue_settings(record),
         }
 
-    def _rates(self, name: str, at_s: float, states: list[ShardState]) -> tuple[float | None, float | None]:
+    def _rates(self, name: str, at_s: float, now: _Counted) -> tuple[float | None, float | None]:
         """Messages a second since the last look: published, and finished in any way."""
-        now = _counted(states)
         before = self._before.get(name)
         self._before[name] = at_s, now
         if before is None or before[1].incarnations != now.incarnations or not 0 < at_s - before[0] <= _GAP_S:
@@ -147,6 +152,12 @@ class Snapshot:
             round(max(0, now.published - before[1].published) / span_s, 3),
             round(max(0, now.finished - before[1].finished) / span_s, 3),
         )
+
+    def _latency_s(self, name: str, at_s: float, now: _Counted) -> float | None:
+        found = self._residence.setdefault(name, Residence(_GAP_S))
+        found.look(at_s, now.published - now.finished, now.finished, now.incarnations)
+        mean_s = found.mean_s()
+        return None if mean_s is None else round(mean_s, 3)
 
 
 def _counted(states: list[ShardState]) -> _Counted:
@@ -178,6 +189,12 @@ FIGURES: Mapping[str, Mapping[str, str]] = {
         "scope": "fleet",
         "unit": "messages a second",
         "says": "left the queue between the last two looks",
+    },
+    "latency_s": {
+        "scope": "fleet",
+        "unit": "seconds",
+        "says": "a message was in the queue, waiting or claimed, on average over the last half minute, by Little's law: "
+        "how many were there on average, over how many left a second; none where none left",
     },
     "store": {
         "scope": "process",

@@ -17,7 +17,7 @@ from ignis.message_filter import UNKNOWN
 from ignis.pausing import PAUSED
 from ignis.shovel_choice import waits
 from ignis.shovel_rounds import shovel_retry_of
-from ignis.storage.base import QueueRecord, Store
+from ignis.storage.base import Abandoned, QueueRecord, Store
 
 __all__ = [
     "Reason", "Row", "claim_owners", "failure_of", "message_dict", "queue_settings", "queue_state", "scan_magazine",
@@ -78,23 +78,46 @@ def queue_state(record: QueueRecord) -> str:
     return "active" if record.concurrency else "publish only"
 
 
-def claim_owners(store: Store, magazine: str) -> list[dict[str, Any]]:
-    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed."""
+def claim_owners(store: Store, magazine: str, most_messages: int = 0) -> list[dict[str, Any]]:
+    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed.
+
+    ``most_messages`` of each are listed under ``messages``, those that it has had longest: what it is at.
+    """
     found: dict[str, dict[str, Any]] = {}
+    held: dict[str, list[Abandoned]] = {}
     now_s = time.time()
     for state in shard_states(store, magazine):
         if not state.in_flight:
             continue
         for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST_CLAIMS):
-            age_s = round(max(0.0, now_s - one.fired_at_ms / 1000), 3)
             row = found.setdefault(
                 one.owner,
                 {"magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False},
             )
             row["in_flight"] += 1
-            row["oldest_claim_s"] = max(row["oldest_claim_s"], age_s)
+            row["oldest_claim_s"] = max(row["oldest_claim_s"], _age_s(one, now_s))
             row["dead"] = row["dead"] or one.owner_dead
+            if most_messages:
+                longest = held.setdefault(one.owner, [])
+                longest.append(one)
+                longest.sort(key=lambda each: each.fired_at_ms)
+                del longest[most_messages:]
+    for owner, longest in held.items():
+        found[owner]["messages"] = [_claimed(one, now_s) for one in longest]
     return sorted(found.values(), key=lambda row: -row["in_flight"])
+
+
+def _age_s(one: Abandoned, now_s: float) -> float:
+    return round(max(0.0, now_s - one.fired_at_ms / 1000), 3)
+
+
+def _claimed(one: Abandoned, now_s: float) -> dict[str, Any]:
+    """Where it is, whose it is, and since when."""
+    stored = message_dict(one.shard, one.pointer, one.record)
+    return {
+        **{name: stored.get(name) for name in ("shard", "pointer", "id", "key", "attempt")},
+        "claimed_s": _age_s(one, now_s),
+    }
 
 
 class Reason:

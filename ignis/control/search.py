@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from ignis.control.inspection import scan_magazine
 from ignis.control.queue_depths import shard_states
 from ignis.errors import UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
+from ignis.message_filter import has_headers, has_text
 from ignis.storage.base import Store
 
 __all__ = ["Found", "Query", "Search"]
@@ -20,8 +19,7 @@ _PAGE, _PAGE_BYTES = 1_000, 8 << 20
 
 
 class Query(NamedTuple):
-    """What is looked for: messages that meet every condition. ``headers``: name and value, which is compared as text, or as JSON
-    where it is no text; ``text``: stands in the body, as UTF-8."""
+    """What is looked for: messages that meet every condition. ``headers`` and ``text``: see `has_headers` and `has_text`."""
 
     id: str | None = None
     key: str | None = None
@@ -34,21 +32,9 @@ class Query(NamedTuple):
             return False
         if self.key is not None and message.key != self.key:
             return False
-        if self.text is not None and self.text.encode("utf-8", "surrogateescape") not in message.body:
+        if self.text is not None and not has_text(message, self.text):
             return False
-        return all(_has(message.headers, name, value) for name, value in self.headers)
-
-
-def _has(headers: dict[str, Any], name: str, value: str) -> bool:
-    if name not in headers:
-        return False
-    found = headers[name]
-    if isinstance(found, str):
-        return found == value
-    try:
-        return msgspec.json.encode(found).decode() == value
-    except Exception:  # whoever may publish chooses what stands there
-        return False
+        return has_headers(message, self.headers)
 
 
 class Found(NamedTuple):

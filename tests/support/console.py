@@ -93,9 +93,10 @@ def fail(
     reason: str = "exception",
     error: str = "ValueError: no",
     key: str | None = None,
+    headers: dict[str, Any] | None = None,
 ) -> list[str]:
     """Publishes messages and puts them into the sideline, as a handler that failed does; returns their ids."""
-    ids = [queue.publish(body, key=key).id for body in bodies]
+    ids = [queue.publish(body, key=key, headers=headers).id for body in bodies]
     store = queue.main.store
     found = queue.main.fire(1_000)
     mine = [one for one in found if one.envelope.id in ids]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from ignis import Ignis
 from ignis.broker.auth.users_file import editing
 from ignis.cli import cli
 from ignis.cli.state import State
-from ignis.console import Console, application
+from ignis.console import Console, application, documents
+from ignis.console.documents import FILES
 from ignis.console.refusals import STATUS
 from ignis.console.sessions import MOST, MOST_OF_A_USER, Sessions
 from ignis.errors import ConfigError
@@ -225,8 +227,8 @@ def test_the_pages_have_no_script_of_their_own(console: Console) -> None:
     assert page.count("<script") == 1
     for word in (" style=", " onclick=", "javascript:"):
         assert word not in page
-    for name in ("app.js", "api.js", "pages.js"):
-        text = Someone(console).http.get(f"/assets/{name}").text
+    for name in [path for path in FILES if path.endswith(".js")]:
+        text = Someone(console).http.get(name).text
         for word in (
             "innerHTML",
             "outerHTML",
@@ -237,6 +239,16 @@ def test_the_pages_have_no_script_of_their_own(console: Console) -> None:
             "srcdoc",
         ):
             assert word not in text, (name, word)
+
+
+def test_every_file_of_the_pages_is_served_and_every_script_that_one_needs(console: Console) -> None:
+    web = Path(documents.__file__).parent / "web"
+    assert {path.name for path in web.iterdir()} == {name for name, _ in FILES.values()}
+    for path, (name, _) in FILES.items():
+        found = Someone(console).http.get(path)
+        assert found.content == (web / name).read_bytes()
+        for needed in re.findall(r'from "\./(.+?)"', found.text):
+            assert f"/assets/{needed}" in FILES, (name, needed)
 
 
 def test_bodies_and_pages_are_bounded(memory_app: Ignis) -> None:

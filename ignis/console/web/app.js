@@ -1,14 +1,28 @@
 // Chooses the page by the address, logs in and out, and asks again every few seconds while the page can be seen.
 
-import { ApiError, begin, change, h, say, state, whoami } from "./api.js";
-import { overview, queue } from "./pages.js";
+import { ApiError, begin, change, state, whoami } from "./api.js";
+import { h, say } from "./dom.js";
+import { overview } from "./overview.js";
 import { failed } from "./parts.js";
-import { schedules, system } from "./system.js";
+import { queue } from "./queue.js";
+import { schedules } from "./schedules.js";
+import { system } from "./system.js";
 
 const EVERY_MS = 3000;
 const main = document.getElementById("main");
 let turn = 0;
 let again = null;
+
+// Whoever looks at old figures is told so.
+function fresh() {
+  document.getElementById("stale").hidden = true;
+}
+
+function stale(error) {
+  const line = document.getElementById("stale");
+  if (line.hidden) line.textContent = `Not up to date since ${new Date().toLocaleTimeString("en-GB")}: ${error.message}`;
+  line.hidden = false;
+}
 
 function showWho() {
   const who = document.getElementById("who");
@@ -67,6 +81,7 @@ function ended() {
 async function show() {
   const mine = ++turn;
   again = null;
+  fresh();
   if (!state.user) return logIn();
   const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   for (const link of document.querySelectorAll("nav a")) {
@@ -90,8 +105,10 @@ async function tick() {
   if (doing && !document.hidden) {
     try {
       await doing();
+      if (doing === again) fresh();
     } catch (error) {
       if (doing === again && error.status === 401) ended();
+      else if (doing === again) stale(error);
     }
   }
   setTimeout(tick, EVERY_MS);

@@ -1,17 +1,47 @@
-// The dialogs that change what is stored: a message of the sideline sent again, a schedule, how many consumers and shards.
+// The dialogs that change what is stored: a message published or sent again, a schedule, consumers and shards, a queue purged.
 
-import { ask, at, call, change, h, number, say } from "./api.js";
-import { act } from "./parts.js";
+import { at, call, change } from "./api.js";
+import { ask, h, say } from "./dom.js";
+import { number } from "./format.js";
+import { act, area, check, field } from "./parts.js";
 
-const area = (label, name, value) => h("label", {}, label, h("textarea", { name, value, spellcheck: "false" }));
-const line = (label, name, value = "", more = {}) => h("label", {}, label, h("input", { name, value, autocomplete: "off", ...more }));
+const line = (label, name, value = "", more = {}) => field(label, name, { value, ...more });
 
 function parsed(text, what) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what}: no JSON: ${error.message}`);
+    throw new Error(`${what}: no JSON value: ${error.message}`);
   }
+}
+
+export const confirmation = (name) => line(`This cannot be undone. Type ${name} to go on`, "confirm");
+
+export function publish(name, again) {
+  ask(`Publish to ${name}`, [
+    area("Body: a JSON value, or text for a queue of codec raw", "body", "", { required: true }),
+    area("Headers, as JSON", "headers", "", { class: "low", placeholder: "{}" }),
+    line("Key", "key"), line("Delay, such as 5m", "delay"), line("Expires in, such as 1h", "expires_in"),
+  ], "Publish", "main", async (given) => {
+    const text = given.get("body");
+    const { settings } = await call("GET", at(name));
+    const message = settings.codec === "raw" ? { body_text: text } : { body: parsed(text, "the body") };
+    if (given.get("headers").trim()) message.headers = parsed(given.get("headers"), "headers");
+    if (given.get("key")) message.key = given.get("key");
+    const found = await change("POST", at(name, "/publish"), {
+      messages: [message], delay: given.get("delay") || null, expires_in: given.get("expires_in") || null,
+    });
+    say(`published ${found.ids[0]}`);
+    await again();
+  });
+}
+
+export function purge(name, again) {
+  ask(`Purge ${name}`, [
+    h("p", {}, "Removes all messages that wait in the queue. Nobody handles them."), confirmation(name), check("Also what is claimed", "in_flight"),
+  ], "Purge", "danger", async (given) => {
+    await act("purged", () => change("POST", at(name, "/purge"), { confirm: given.get("confirm"), in_flight: given.get("in_flight") === "on" }), again);
+  });
 }
 
 // What was not changed is not sent: then the stored bytes stay as they are, also where they are no text.
@@ -29,7 +59,7 @@ export async function edit(name, one, after) {
     text ? area(`Body (${found.body_kind})`, "body", found.body_text) : h("p", { class: "dim" }, "The body is no text, or too long: it stays as it is."),
     area("Headers, as JSON", "headers", headers),
     line("Key", "key", found.key ?? ""),
-    h("label", { class: "line" }, h("input", { type: "checkbox", name: "dry" }), "Only check"),
+    check("Only check", "dry"),
   ], "Send again", "main", async (given) => {
     const asked = { id: found.id, dry_run: given.get("dry") === "on" };
     // A form has its own ends of lines.

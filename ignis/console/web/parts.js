@@ -1,16 +1,62 @@
-// What the pages are made of: tables, figures, and what is done with a button.
+// What the pages are made of: tables, figures, tags, fields, and what is done with a button.
 
-import { h, number, say } from "./api.js";
+import { number, until } from "./format.js";
+import { h, say } from "./dom.js";
 
-export const table = (label, heads, rows) =>
-  h("div", { class: "scroll" },
-    h("table", { "aria-label": label },
+// On a phone each row is a block of its own, where each value stands beside its column's name.
+export function table(label, heads, rows, kind = "stack") {
+  for (const row of rows) [...row.children].forEach((one, place) => { if (heads[place]) one.dataset.label = heads[place][0]; });
+  return h("div", { class: "scroll" },
+    h("table", { "aria-label": label, class: kind },
       h("thead", {}, h("tr", {}, heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
       h("tbody", {}, rows)));
+}
 
 export const cell = (text, kind) => h("td", { class: kind }, text);
 
+export const preview = (text) => h("td", { class: "text plain" }, h("div", { class: "preview" }, text));
+
+export const keyed = (one) => h("td", {}, h("div", { class: "preview key", title: one.key ?? "" }, one.key ?? one.key_hex ?? "–"));
+
+// What went wrong: the reason, and the beginning of the error.
+export const wrong = (one) => h("td", { class: "text plain" }, tag(one.reason ?? "unknown", "bad"), one.error ? h("div", { class: "preview", title: one.error }, one.error) : null);
+
 export const figure = (name, value, kind) => h("div", {}, h("dt", {}, name), h("dd", { class: kind }, value));
+
+export const facts = (found) => h("dl", { class: "facts" },
+  Object.entries(found).map(([name, value]) => figure(name.replaceAll("_", " "), typeof value === "number" ? number(value)
+    : value !== null && typeof value === "object" ? JSON.stringify(value) : String(value))));
+
+export const tag = (text, kind = "") => h("span", { class: `tag ${kind}` }, text);
+
+const SCOPES = { fleet: "whole fleet", process: "this process", broker: "the broker's process" };
+
+// Whose the figures of a part are.
+export const scope = (whose) => tag(SCOPES[whose], "scope");
+
+export const heading = (text, whose) => h("div", { class: "heading" }, h("h2", {}, text), whose ? scope(whose) : null);
+
+export const field = (label, name, more = {}) => h("label", {}, label, h("input", { name, autocomplete: "off", ...more }));
+
+export const area = (label, name, value = "", more = {}) => h("label", {}, label, h("textarea", { name, value, spellcheck: "false", ...more }));
+
+export const check = (label, name) => h("label", { class: "line" }, h("input", { type: "checkbox", name }), label);
+
+export const nothing = (...text) => h("p", { class: "nothing" }, ...text);
+
+// A time to come, which `passing` keeps right.
+export const due = (value, kind = "") => h("span", { class: kind, "data-due": value }, until(value));
+
+export function passing(box) {
+  for (const one of box.querySelectorAll("[data-due]")) one.textContent = until(isNaN(one.dataset.due) ? one.dataset.due : Number(one.dataset.due));
+}
+
+export function bar(fraction, text, label) {
+  const percent = `${Math.round(fraction * 100)} %`;
+  return h("div", { class: "progress" },
+    h("progress", { max: 1, value: Math.min(1, Math.max(0, fraction)), "aria-label": label }, percent),
+    h("span", {}, text ? `${percent} ${text}` : percent));
+}
 
 export function failed(main, error) {
   main.replaceChildren(h("div", { class: "card" }, h("h1", {}, "That did not work"), h("p", { class: "bad" }, error.message)));

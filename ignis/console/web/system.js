@@ -1,36 +1,15 @@
-// The pages of schedules and of the system: who leads, which jobs run, and the figures of this process.
+// The system: who leads, the broker, jobs, the figures of this process, and who holds a lock.
 
-import { age, call, change, h, moment, number, state } from "./api.js";
-import { schedule, unschedule } from "./edit.js";
-import { act, cell, figure, table, told } from "./parts.js";
+import { call, change, state } from "./api.js";
+import { h, refill } from "./dom.js";
+import { moment, number } from "./format.js";
+import { act, cell, facts, field, heading, nothing, table, told } from "./parts.js";
 
-export async function schedules(main) {
-  const again = async () => {
-    const found = await call("GET", "/schedules");
-    const tool = (one, text, path) => h("button", {
-      onclick: () => act(`${one.schedule}: ${text.toLowerCase()}`, () => change("POST", `/schedules/${encodeURIComponent(one.schedule)}/${path}`), again),
-    }, text);
-    const manages = state.roles.includes("admin");
-    main.replaceChildren(...[h("h1", {}, "Schedules"),
-      manages ? h("div", { class: "row" }, h("button", { class: "main", onclick: () => schedule(null, again) }, "Add a schedule")) : null,
-      found.schedules.length
-      ? h("div", { class: "card" }, table("Schedules", [["schedule"], ["queue"], ["times"], ["next"], ["last", "wide"], ["fired", "num wide"], ["do"]], found.schedules.map((one) => h("tr", {},
-        cell(one.schedule), h("td", {}, h("a", { href: `#/queue/${encodeURIComponent(one.queue)}` }, one.queue)),
-        cell(one.cron ? `${one.cron} ${one.timezone}` : `every ${age(one.every_s)}`), cell(one.paused ? "paused" : moment(one.next_at)),
-        cell(moment(one.last_at), "wide"), cell(number(one.fired), "num wide"),
-        h("td", { class: "row" }, one.roles.includes("operate") ? [tool(one, "Run now", "run"), one.paused ? tool(one, "Resume", "resume") : tool(one, "Pause", "pause")] : null,
-          one.roles.includes("admin") ? [h("button", { onclick: () => schedule(one, again) }, "Change"), h("button", { class: "danger", onclick: () => unschedule(one, again) }, "Remove")] : null)))))
-      : h("p", { class: "card" }, "No schedule is stored.")].filter(Boolean));
-  };
-  await again();
-  return null;
-}
-
-const facts = (found) => h("dl", { class: "figures" },
-  Object.entries(found).map(([name, value]) => figure(name.replaceAll("_", " "), typeof value === "number" ? number(value) : String(value))));
+const LEADERS = [["scope"], ["leader"], ["epoch", "num"], ["since"], ["decided by"]];
+const JOBS = [["job"], ["queue"], ["by"], ["begun"], ["state"], ["looked at", "num"], ["actions", "do"]];
 
 export async function system(main) {
-  const parts = h("div");
+  const boxes = Object.fromEntries(["leaders", "broker", "jobs", "store", "pool"].map((name) => [name, h("div")]));
   const answer = h("div");
   const listing = async () => {
     const client_id = new FormData(looking).get("client_id");
@@ -39,7 +18,7 @@ export async function system(main) {
       answer.replaceChildren(locks === null ? h("p", {}, "This store keeps no list of its locks: look one up by its name.")
         : !locks.length ? h("p", {}, "Nobody holds a lock of this application.")
         : table("Locks", [["lock"], ["level"], ["owner"], ["since"], ["until"], ["token", "num"]], locks.map((one) => h("tr", {},
-          cell(one.lock), cell(one.level), cell(one.owner), cell(moment(one.acquired_at_ms)), cell(moment(one.expires_at_ms)), cell(String(one.token), "num")))));
+          cell(one.lock, "text"), cell(one.level), cell(one.owner, "text"), cell(moment(one.acquired_at_ms), "when"), cell(moment(one.expires_at_ms), "when"), cell(String(one.token), "num")))));
     } catch (error) {
       answer.replaceChildren(h("p", { class: "bad" }, error.message));
     }
@@ -59,30 +38,33 @@ export async function system(main) {
       }
     },
   },
-    h("h2", {}, "A lock, by its name (fleet)"),
-    h("div", { class: "row" },
-      h("label", {}, "Lock", h("input", { name: "id", required: true })),
+    heading("A lock, by its name", "fleet"),
+    h("div", { class: "row end" },
+      field("Lock", "id", { required: true }),
       h("label", {}, "Level", h("select", { name: "level" }, h("option", { value: "dc" }, "one deployment"), h("option", { value: "xdc" }, "all deployments"))),
-      h("label", {}, "Application", h("input", { name: "client_id", size: 12 })),
+      field("Application", "client_id", { size: 12 }),
       h("button", { type: "submit" }, "Look up"), h("button", { type: "button", onclick: listing }, "List all")),
     answer);
-  main.replaceChildren(h("h1", {}, "System"), parts, looking);
+  main.replaceChildren(h("div", { class: "heading" }, h("h1", {}, "System")), ...Object.values(boxes), looking);
+  const stop = (one) => h("button", { onclick: () => act("stopped", () => change("DELETE", `/jobs/${one.job}`), again) }, "Stop");
+  const card = (...content) => h("div", { class: "card" }, content);
   const again = async () => {
     const [led, store, work, behind] = await Promise.all(["/leaders", "/store", "/jobs", "/broker"].map((path) => call("GET", path)));
-    parts.replaceChildren(...[
-      h("div", { class: "card" }, h("h2", {}, "Who leads (fleet)"), table("Leaders", [["scope"], ["leader"], ["epoch", "num"], ["since"], ["decided by"]], led.leaders.map((one) => h("tr", {},
-        cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`), cell(String(one.epoch), "num"), cell(moment(one.since_ms)), cell(one.kind))))),
-      behind.broker ? h("div", { class: "card" }, h("h2", {}, "The broker (its process)"), facts({ ...behind.broker, started_at_s: moment(behind.broker.started_at_s * 1000) })) : null,
+    refill(boxes.leaders, led, () => card(heading("Who leads", "fleet"), table("Leaders", LEADERS, led.leaders.map((one) => h("tr", {},
+      cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`, "text"), cell(String(one.epoch), "num"), cell(moment(one.since_ms), "when"), cell(one.kind))))));
+    refill(boxes.broker, behind, () => [
+      behind.broker ? card(heading("The broker", "broker"), facts({ ...behind.broker, started_at_s: moment(behind.broker.started_at_s * 1000) })) : null,
       behind.refused ? h("p", { class: "card bad" }, `The broker: ${behind.refused.message}`) : null,
-      (behind.brokers ?? []).length ? h("div", { class: "card" }, h("h2", {}, "Brokers of the store (fleet)"), behind.brokers.map(facts)) : null,
-      h("div", { class: "card" }, h("h2", {}, "Jobs (this process)"), work.jobs.length ? table("Jobs", [["job"], ["queue"], ["by"], ["state"], ["looked at", "num"], ["do"]], work.jobs.map((one) => h("tr", {},
-        cell(one.kind), cell(one.queue), cell(one.by), h("td", { class: one.state === "failed" ? "bad" : "" }, one.error ? one.error.message : one.state + told(one)), cell(number(one.looked_at), "num"),
-        h("td", {}, one.state === "running" && state.roles.includes("operate") ? h("button", { onclick: () => act("stopped", () => change("DELETE", `/jobs/${one.job}`), again) }, "Stop") : null)))) : h("p", { class: "dim" }, "None yet.")),
-      h("div", { class: "card" }, h("h2", {}, "Figures (this process)"), facts({ ...store.store, ...store.console })),
-      h("div", { class: "card" }, h("h2", {}, "Buffers (this process)"), facts({ ring_depth: store.ring_depth }),
-        store.pool.length ? table("Slab pools", Object.keys(store.pool[0]).map((name) => [name.replaceAll("_", " "), "num"]),
-          store.pool.map((one) => h("tr", {}, Object.values(one).map((value) => cell(number(value), "num"))))) : h("p", { class: "dim" }, "No slab pool is in use.")),
-    ].filter(Boolean));
+      (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map((one) => facts({ ...one, since_s: moment(one.since_s * 1000) }))) : null,
+    ]);
+    refill(boxes.jobs, [work, state.roles], () => card(heading("Jobs", "process"), work.jobs.length ? table("Jobs", JOBS, work.jobs.map((one) => h("tr", {},
+      cell(one.kind), cell(one.queue, "text"), cell(one.by), cell(moment(one.began_at_ms), "when"), h("td", { class: one.state === "failed" ? "bad text" : "text" }, one.error ? one.error.message : one.state + told(one)),
+      cell(number(one.looked_at), "num"), h("td", { class: "do" }, one.state === "running" && state.roles.includes("operate") ? stop(one) : null))))
+      : nothing("None yet. What is brought back, dropped or purged here is a job.")));
+    refill(boxes.store, [store.store, store.console], () => card(heading("Figures of the store", "process"), facts({ ...store.store, ...store.console })));
+    refill(boxes.pool, [store.ring_depth, store.pool], () => card(heading("Rings and slab pools", "process"), facts({ "messages in rings": store.ring_depth }),
+      store.pool.length ? table("Slab pools", Object.keys(store.pool[0]).map((name) => [name.replaceAll("_", " "), "num"]),
+        store.pool.map((one) => h("tr", {}, Object.values(one).map((value) => cell(number(value), "num")))), "tight") : nothing("No slab pool is in use.")));
   };
   await again();
   return again;

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,121 +11,19 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("playwright.sync_api", reason="no playwright: the extra dev has it")
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect
 
-from ignis import Ignis
 from ignis.broker.auth.users_file import editing
-from tests.support import WAIT_S, eventually
-from tests.support.console import PASSWORD, fail, write_users
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+from tests.support import eventually
+from tests.support.console import PASSWORD, fail
+from tests.support.console_browser import BOUND_MS, CHROMIUM, Live, kept, log_in, watched
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: scripts/system-packages test installs it"),
 ]
 
-SCREENSHOTS = Path(os.environ.get("IGNIS_SCREENSHOTS") or Path(__file__).parents[2] / "build" / "screenshots")
-BOUND_MS = WAIT_S * 1_000
 MARKUP = '</pre><script>window.hit = 1</script><img src="x" onerror="window.hit = 2"><b>bold</b>'
-
-
-class Live:
-    """A console of its own process, and an application with a worker on the same store."""
-
-    def __init__(self, directory: Path) -> None:
-        self.users = directory / "users.json"
-        self.audit = directory / "audit"
-        write_users(self.users)
-        url = f"embedded://{directory}/store"
-        self.app = Ignis(url)
-        self.handled: list[Any] = []
-        self.jobs = self.app.queue("jobs", dict, shards=2)
-        self.idle = self.app.queue("idle", dict, shards=1)  # nobody works on it
-        self.idle.open()
-        self.jobs.handler(self._handle)
-        self.app.start()
-        command = [
-            "console",
-            "--url",
-            url,
-            "--bind",
-            "127.0.0.1:0",
-            "--users",
-            self.users,
-            "--audit",
-            self.audit,
-            "--json",
-        ]
-        self._errors = (directory / "console.err").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ignis", *map(str, command)], stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        assert self._process.stdout is not None
-        self.url = json.loads(self._process.stdout.readline())["url"]
-
-    def _handle(self, message: dict[str, Any]) -> None:
-        self.handled.append(message)
-
-    def close(self) -> None:
-        self._process.terminate()
-        code = self._process.wait(WAIT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._errors.close()
-        self.app.close(timeout=5)
-        assert code == 0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        # Without a sandbox only as root, who has none: the pages are our own.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    made = Live(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    made = browser.new_context(viewport={"width": 1200, "height": 900})
-    made.set_default_timeout(BOUND_MS)
-    expect.set_options(timeout=BOUND_MS)
-    yield made
-    made.close()
-
-
-def kept(page: Page, name: str) -> None:
-    """Keeps what the page looks like for people: below build/screenshots, or where IGNIS_SCREENSHOTS says."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True, animations="disabled")
-
-
-def log_in(page: Page, live: Live, user: str, path: str = "") -> None:
-    page.goto(live.url + path)
-    page.get_by_label("User").fill(user)
-    page.get_by_label("Password").fill(PASSWORD)
-    page.keyboard.press("Enter")
-    expect(page.locator("#who")).to_contain_text(user)
-
-
-def watched(context: BrowserContext) -> tuple[Page, list[str]]:
-    """A page, and what went wrong in it: scripts that failed, and what the content policy has refused."""
-    page, wrong = context.new_page(), []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "console",
-        lambda said: wrong.append(said.text) if said.type == "error" and "status of 4" not in said.text else None,
-    )
-    return page, wrong
 
 
 def test_who_logs_in_sees_the_queues(live: Live, context: BrowserContext) -> None:
@@ -247,6 +139,8 @@ def test_pages_fit_and_are_kept_for_people(
             "overview": ("", "idle"),
             "sideline": ("#/queue/idle", "TimeoutError"),
             "delayed": ("#/queue/idle/delayed", "Run now"),
+            "waiting": ("#/queue/idle/messages", "Read again"),
+            "shards": ("#/queue/idle/shards", "fire pointer"),
             "schedules": ("#/schedules", "beat"),
             "system": ("#/system", "Who leads"),
         }.items():
@@ -325,8 +219,8 @@ def test_a_body_with_markup_is_text(live: Live, context: BrowserContext) -> None
     body = page.locator("pre[data-body]")
     expect(body).to_contain_text("<script>window.hit = 1</script>")
     expect(page.get_by_role("dialog")).to_contain_text("<b>bold</b>")
-    history = page.get_by_role("dialog").locator("pre").last
-    expect(history).to_contain_text(f"exception   \n{MARKUP}", use_inner_text=True)
+    history = page.get_by_role("dialog").locator(".history li").last
+    expect(history.locator("p")).to_have_text(MARKUP, use_inner_text=True)
     inert = "() => [window.hit ?? null, document.querySelectorAll('main img, dialog img, main b, dialog b, body script').length]"
     assert page.evaluate(inert) == [None, 0]
     assert wrong == []
@@ -414,6 +308,7 @@ def test_delayed_messages_and_schedules(live: Live, context: BrowserContext) -> 
     page.get_by_role("button", name="Run now").click()
     eventually(lambda: live.idle.main.pending() == 1, what="it is in the queue")
     page.get_by_role("link", name="Schedules").click()
+    expect(page.get_by_role("row", name=re.compile("beat"))).to_contain_text(re.compile(r"in (1\.0 h|\d\d\.\d min)"))
     page.get_by_role("button", name="Run now").click()
     eventually(lambda: live.idle.main.pending() == 2, what="the schedule's message too")
     page.get_by_role("button", name="Pause").click()

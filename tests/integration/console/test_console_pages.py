@@ -1,0 +1,324 @@
+"""What the console's pages show, in a real browser: charts that are read out, many queues, searches, retries, progress."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("playwright.sync_api", reason="no playwright: the extra dev has it")
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from ignis import Context, Retry
+from tests.support import WAIT_S, eventually
+from tests.support.console import fail
+from tests.support.console_browser import BOUND_MS, CHROMIUM, Live, kept, log_in, watched
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: scripts/system-packages test installs it"),
+]
+
+WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+TIME = r"\d\d:\d\d:\d\d"
+
+
+def violations(page: Page) -> list[Any]:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: the extra dev has it").Axe()
+    return [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in axe.run(page).response["violations"]]
+
+
+@contextmanager
+def at_work(live: Live) -> Iterator[str]:
+    """A queue whose one worker is half way with a message until the end; returns the message's id."""
+    free, begun = threading.Event(), threading.Event()
+    queue = live.app.queue("long", dict, shards=1)
+
+    def handle(message: dict[str, Any], ctx: Context) -> None:
+        ctx.progress(0.5, "row 5,000 of 10,000")
+        begun.set()
+        free.wait(WAIT_S)
+
+    queue.handler(handle)
+    try:
+        id = queue.publish({"n": 1}, key="customer-7").id
+        assert begun.wait(WAIT_S)
+        yield id
+    finally:
+        free.set()
+
+
+def retrying(live: Live) -> None:
+    """A queue with a message that failed and waits for its second attempt, and one that was published for later."""
+    queue = live.app.queue("bills", dict, shards=1)
+
+    def handle(message: dict[str, Any]) -> None:
+        raise ConnectionError("the bank does not answer")
+
+    queue.handler(handle, retry=Retry(attempts=5, base="1h", max="2h", jitter=False))
+    queue.publish({"bill": 1}, key="customer-7")
+    queue.publish({"bill": 2}, delay="3h")
+    eventually(lambda: len(queue.later) == 2, what="the failed one waits")
+
+
+# -- charts
+
+
+def test_a_chart_is_read_out_by_keyboard_pointer_and_finger(live: Live, browser: Browser) -> None:
+    live.idle.publish_many([{"n": number} for number in range(3)])
+    context = browser.new_context(viewport={"width": 1200, "height": 1000}, has_touch=True)
+    context.set_default_timeout(BOUND_MS)
+    expect.set_options(timeout=BOUND_MS)
+    try:
+        page, wrong = watched(context)
+        log_in(page, live, "rita", "#/queue/idle")
+        plot = page.locator("figure", has=page.get_by_role("slider", name="pending over time"))
+        slider = plot.get_by_role("slider")
+        expect(slider).to_have_attribute("max", re.compile("^[2-9]$|^[1-9][0-9]"))  # three looks
+        expect(plot.locator(".most")).to_have_text("5")  # the scale ends at a round number
+        expect(plot.locator(".ends")).to_have_text(re.compile(r"^\d.* s agonow$|^1\.\d min agonow$"))
+        expect(plot.locator(".value")).to_have_text("3")
+        live.idle.publish_many([{"n": number} for number in range(4)])
+        expect(plot.locator(".value")).to_have_text("7")
+        expect(plot.locator(".most")).to_have_text("10")
+        slider.focus()
+        page.keyboard.press("Home")  # the look that the console made before it listened
+        expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^{TIME}: 0$"))
+        expect(plot.locator(".value")).to_have_text(re.compile(f"^{TIME}0$"))
+        expect(plot.locator(".mark")).to_be_visible()
+        page.keyboard.press("End")
+        expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^{TIME}: 7$"))
+        page.keyboard.press("ArrowLeft")
+        expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^{TIME}: [37]$"))
+        page.get_by_role("link", name="Workers").focus()
+        expect(plot.locator(".value")).to_have_text("7")  # the latest again
+        expect(plot.locator(".mark")).to_be_hidden()
+        box = slider.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 1, box["y"] + 20)
+        expect(plot.locator(".value")).to_have_text(re.compile(f"^{TIME}0$"))
+        page.mouse.move(box["x"] + 1, box["y"] - 200)
+        expect(plot.locator(".value")).to_have_text("7")
+        page.touchscreen.tap(box["x"] + 1, box["y"] + 20)
+        expect(plot.locator(".value")).to_have_text(re.compile(f"^{TIME}0$"))
+        names = page.get_by_role("slider").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+        shown = ("pending", "in flight", "rates", "oldest", "latency", "sideline")
+        assert names == [f"{name} over time" for name in shown]
+        assert violations(page) == []
+        assert wrong == []
+    finally:
+        context.close()
+
+
+def test_latency_and_the_oldest_age_are_shown(live: Live, context: BrowserContext) -> None:
+    live.idle.publish_many([{"n": number} for number in range(8)])
+    page, wrong = watched(context)
+    log_in(page, live, "rita", "#/queue/idle")
+    tile = page.locator(".tiles > div", has=page.get_by_text("latency", exact=True)).locator("dd")
+    expect(tile).to_have_text("\u2013")  # none has left
+    oldest = page.locator("figure", has=page.get_by_role("slider", name="oldest over time"))
+    expect(oldest.locator(".value")).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
+    live.idle.main.delete(live.idle.main.fire(4))
+    expect(tile).to_have_text(re.compile(r"^\d+(\.\d)? (ms|s|min)$"))
+    assert wrong == []
+
+
+# -- the overview
+
+
+@pytest.mark.parametrize(("device", "width", "height"), [("phone", 390, 844), ("desktop", 1200, 900)])
+def test_a_hundred_queues_are_sorted_filtered_and_added_up(
+    live: Live, browser: Browser, device: str, width: int, height: int
+) -> None:
+    for number in range(97):
+        live.app.queue(f"tenant-{number:02}.events", dict, shards=1).open()
+    live.app.queue("tenant-07.events", dict, shards=1).publish_many([{"n": 1}] * 30)
+    live.app.queue("tenant-08.events", dict, shards=1).publish_many([{"n": 1}] * 4)
+    live.app.queue("a" * 128, dict, shards=1).open()
+    live.idle.pause()
+    fail(live.idle, {"n": 1}, {"n": 2})
+    live.app.queue("tenant-50.events", dict, shards=1).pause()
+    context = browser.new_context(viewport={"width": width, "height": height})
+    context.set_default_timeout(BOUND_MS)
+    expect.set_options(timeout=BOUND_MS)
+    try:
+        page, wrong = watched(context)
+        log_in(page, live, "rita")
+        rows = page.locator("table.queues tbody tr")
+        expect(rows).to_have_count(100)
+        expect(page.locator(".tiles")).to_have_text(re.compile("^pending34in flight0sideline2delayed0in"))
+        expect(rows.nth(0)).to_contain_text("idle")  # what needs somebody comes first
+        expect(rows.nth(0)).to_contain_text("failed")
+        expect(rows.nth(0)).to_contain_text("paused")
+        expect(rows.nth(1)).to_contain_text("tenant-50.events")
+        assert page.evaluate(WIDER) <= 0
+        kept(page, f"overview-100-{device}")
+        if device == "phone":
+            page.get_by_label("Sort by").select_option("pending")
+        else:
+            page.get_by_role("button", name="pending", exact=True).click()
+            expect(page.locator("th", has_text="pending").first).to_have_attribute("aria-sort", "descending")
+        expect(rows.nth(0)).to_contain_text("tenant-07.events")
+        expect(rows.nth(1)).to_contain_text("tenant-08.events")
+        if device == "desktop":
+            page.get_by_role("button", name="pending", exact=True).click()
+            expect(page.locator("th", has_text="pending").first).to_have_attribute("aria-sort", "ascending")
+            expect(rows.nth(99)).to_contain_text("tenant-07.events")
+        page.get_by_label("Filter by name").fill("tenant-0")
+        expect(rows).to_have_count(10)
+        expect(page.get_by_text("10 of 100 queues")).to_be_visible()
+        expect(page.locator(".tiles")).to_have_text(re.compile("^pending34in flight0sideline0"))
+        page.get_by_label("Filter by name").fill("nothing like it")
+        expect(page.get_by_text("No queue is like that.")).to_be_visible()
+        page.get_by_label("Filter by name").fill("")
+        problems = page.get_by_role("button", name="2 with problems")
+        problems.click()
+        expect(problems).to_have_attribute("aria-pressed", "true")
+        expect(rows).to_have_count(2)
+        live.app.queue("tenant-51.events", dict, shards=1).pause()
+        expect(rows).to_have_count(3)  # while it is looked at
+        assert page.evaluate(WIDER) <= 0
+        assert violations(page) == []
+        assert wrong == []
+    finally:
+        context.close()
+
+
+def test_a_row_stays_where_it_is_while_its_figures_change(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "rita")
+    link = page.get_by_role("link", name="idle")
+    link.focus()
+    page.evaluate("() => { window.kept = document.activeElement; }")
+    live.idle.publish_many([{"n": 1}, {"n": 2}])
+    expect(page.get_by_role("row", name=re.compile("idle")).get_by_role("cell").nth(1)).to_have_text("2")
+    assert page.evaluate("() => window.kept === document.activeElement && window.kept.isConnected")
+    assert wrong == []
+
+
+def test_whose_oldest_message_grows_old_is_marked(live: Live, context: BrowserContext) -> None:
+    live.idle.publish({"n": 1})
+    page, wrong = watched(context)
+    log_in(page, live, "rita")
+    expect(page.get_by_role("row", name=re.compile("idle"))).to_contain_text("oldest rising", timeout=3 * BOUND_MS)
+    expect(page.get_by_role("row", name=re.compile("jobs"))).not_to_contain_text("rising")
+    assert wrong == []
+
+
+def test_who_sees_no_queue_is_told_what_to_type(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "else")
+    expect(page.get_by_role("heading", name="There is no queue that you may look at.")).to_be_visible()
+    terminal, python = page.locator("main pre").all_inner_texts()
+    assert f"ignis queue create orders --url '{live.app.url}'" in terminal
+    ran = subprocess.run(
+        ["sh", "-ec", f'ignis() {{ "{sys.executable}" -m ignis "$@"; }}\n{terminal}'],
+        check=False, capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    ran = subprocess.run([sys.executable, "-c", python], check=False, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.returncode == 0, ran.stderr
+    assert [one.message for one in live.app.queue("orders", dict).main.peek()] == [{"id": 1}, {"id": 1}]
+    expect(page.get_by_label("Filter by name")).to_be_hidden()
+    assert violations(page) == []
+    assert wrong == []
+
+
+# -- the sideline
+
+
+def test_what_is_searched_for_is_what_is_brought_back(live: Live, context: BrowserContext) -> None:
+    (red,) = fail(live.idle, {"n": 1, "at": "café"}, headers={"tenant": "red"})
+    (blue,) = fail(live.idle, {"n": 2, "at": "café"}, headers={"tenant": "blue"})
+    (other,) = fail(live.idle, {"n": 3}, headers={"tenant": "blue"})
+    page, wrong = watched(context)
+    log_in(page, live, "adam", "#/queue/idle")
+    rows = page.get_by_role("table", name="Sideline").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    page.get_by_label("Header").fill("tenant")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#said")).to_contain_text("name=value")
+    page.get_by_label("Header").fill("tenant=blue")
+    page.get_by_label("Body contains").fill("café")
+    page.get_by_role("button", name="Search").click()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_label(f"choose {blue}")).to_be_visible()
+    page.get_by_label("Header").fill("tenant=red")  # typed and not searched for: means nothing yet
+    page.get_by_role("button", name="Bring back all that were searched for").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("No more than so many a second").fill("100")
+    dialog.get_by_label("Only count").check()
+    dialog.get_by_role("button", name="Bring back").click()
+    expect(page.locator("#said")).to_contain_text("1 would move")
+    assert live.idle.sideline.pending() == 3
+    page.get_by_role("button", name="Bring back all that were searched for").click()
+    dialog.get_by_role("button", name="Bring back").click()
+    expect(page.locator("#said")).to_contain_text("1 moved")
+    assert [one.envelope.id for one in live.idle.main.peek()] == [blue]
+    page.get_by_role("button", name="Clear").click()
+    expect(rows).to_have_count(2)
+    page.get_by_label("Body contains").fill("café")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_label(f"choose {red}")).to_be_visible()
+    page.get_by_role("button", name="Drop all that were searched for").click()
+    dialog.get_by_role("textbox").fill("idle")
+    dialog.get_by_role("button", name="Drop").click()
+    expect(page.locator("#said")).to_contain_text("1 removed")
+    assert [one.envelope.id for one in live.idle.sideline.peek()] == [other]
+    assert wrong == []
+
+
+# -- what waits, and who works
+
+
+def test_a_retry_is_shown_with_its_next_attempt_and_its_last_error(live: Live, context: BrowserContext) -> None:
+    retrying(live)
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/bills/delayed")
+    rows = page.get_by_role("table", name="Delayed messages").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("retry, attempt 2 next")
+    expect(rows.nth(0)).to_contain_text("ConnectionError: the bank does not answer")
+    expect(rows.nth(0)).to_contain_text(re.compile(r"in \d+\.\d min"))
+    expect(rows.nth(1)).to_contain_text("delay")
+    expect(rows.nth(1)).not_to_contain_text("retry")
+    rows.nth(0).get_by_role("button", name="Look").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("History: one attempt")
+    expect(dialog.locator(".history")).to_contain_text("the bank does not answer")
+    assert violations(page) == []
+    dialog.get_by_role("button", name="Close").click()
+    assert wrong == []
+
+
+def test_a_worker_is_shown_with_its_message_and_how_far_it_is(live: Live, context: BrowserContext) -> None:
+    with at_work(live) as id:
+        page, wrong = watched(context)
+        log_in(page, live, "rita", "#/queue/long/workers")
+        row = page.get_by_role("row", name=re.compile(id))
+        expect(row).to_contain_text("customer-7")
+        expect(row).to_contain_text("50 % row 5,000 of 10,000")
+        bar = row.get_by_role("progressbar", name=f"progress of {id}")
+        assert bar.evaluate("one => one.value") == 0.5
+        assert violations(page) == []
+        kept(page, "workers")
+        assert wrong == []
+    expect(page.get_by_text("Nobody has claimed anything.")).to_be_visible()
+
+
+def test_a_console_that_went_away_is_told(live: Live, context: BrowserContext) -> None:
+    page, _ = watched(context)
+    log_in(page, live, "rita")
+    expect(page.get_by_role("link", name="idle")).to_be_visible()
+    page.route("**/ignis/v1/**", lambda route: route.abort())
+    expect(page.locator("#stale")).to_contain_text("Not up to date since")
+    page.unroute("**/ignis/v1/**")
+    expect(page.locator("#stale")).to_be_hidden()
