@@ -27,6 +27,7 @@ STATUS: dict[str, int] = {
     "queue_removed": 404,
     "schedule_not_found": 404,
     "method_not_allowed": 405,
+    "body_too_slow": 408,
     "conflict": 409,
     "delay_not_supported": 409,
     "held": 409,
@@ -34,12 +35,14 @@ STATUS: dict[str, int] = {
     "publish_only": 409,
     "queue_mismatch": 409,
     "queue_not_empty": 409,
+    "length_required": 411,
     "body_too_large": 413,
     "message_too_large": 413,
     "record_too_large": 413,
     "unsupported_media_type": 415,
     "misdirected": 421,
     "too_many_requests": 429,
+    "head_too_large": 431,
     "CONNECTION_ERROR": 503,
     "RETRIES_EXHAUSTED": 503,
     "connection_lost": 503,
@@ -54,10 +57,11 @@ STATUS: dict[str, int] = {
     "store_timeout": 503,
     "store_unreachable": 503,
     "timeout": 503,
+    "too_many_connections": 503,
 }
 """The HTTP status of each code; 500 for one that is not here. Codes are those of `ignis.errors`, and the console's own."""
 
-_RETRYABLE = frozenset({"too_many_requests"})
+_RETRYABLE = frozenset({"too_many_connections", "too_many_requests"})
 
 
 class RefusedError(IgnisError):

@@ -1,19 +1,17 @@
-"""Serves the console by uvicorn until it is told to stop."""
+"""Serves the console until it is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-
-import uvicorn
+from collections.abc import Callable
 
 from ignis.console.asgi import Console
+from ignis.console.http_server import Server
 from ignis.errors import AddressInUseError, ConfigError
 from ignis.stop_signals import stop_signals
 
@@ -21,10 +19,6 @@ __all__ = ["listen", "serve"]
 
 _INTERRUPTED = 130
 """The exit code of who was told twice."""
-_STOP_S = 30
-_KEEP_ALIVE_S = 30
-_MOST_REQUESTS = 512
-_BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -42,23 +36,6 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-class _Server(uvicorn.Server):
-    """Says when it serves, and leaves signals to the loop: the process ends with a code of ours."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_start = started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_start()
-
-
 def serve(console: Console, listening: socket.socket, tls: ssl.SSLContext | None, started: Callable[[], None]) -> None:
     """Serves until SIGTERM, SIGINT or SIGHUP. What is under way is answered; a second signal ends the process at once.
 
@@ -68,23 +45,7 @@ def serve(console: Console, listening: socket.socket, tls: ssl.SSLContext | None
         tls: None = plain HTTP.
         started: called when requests are answered.
     """
-    config = uvicorn.Config(
-        console,
-        lifespan="off",  # closed below, also when the start fails
-        log_config=None,
-        log_level="warning",  # at its start and end it says by another name what the command says itself
-        access_log=False,
-        proxy_headers=False,  # whoever asks could name any address
-        server_header=False,
-        ws="none",
-        limit_concurrency=_MOST_REQUESTS,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_STOP_S,
-    )
-    config.load()
-    config.ssl = tls
-    server = _Server(config, started)
+    server = Server(console, tls, started)
     signals = 0
 
     def on_signal(number: int) -> None:

@@ -303,7 +303,7 @@ def test_an_error_that_nobody_foresaw_is_logged_and_says_nothing(
 
 
 def test_every_status_is_one_that_the_description_has() -> None:
-    assert set(STATUS.values()) <= {400, 401, 403, 404, 405, 409, 413, 415, 421, 429, 503}
+    assert set(STATUS.values()) <= {400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 421, 429, 431, 503}
 
 
 # -- the audit log

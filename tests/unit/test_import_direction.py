@@ -130,8 +130,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "reading",
     ),
     "ignis.console": (
-        "refusals refused_logins residence roles sessions",
-        "access audit jobs leases snapshot waiting",
+        "refusals refused_logins request_head residence roles sessions turns",
+        "snapshot",
+        "access audit jobs leases waiting",
         "call",
         "account choice gateway reading system",
         "browsing changing managing",
@@ -139,7 +140,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "routes",
         "openapi requests",
         "documents",
-        "asgi",
+        "asgi http_server",
         "server",
     ),
     "ignis.consumer": (
