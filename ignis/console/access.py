@@ -1,14 +1,14 @@
 """Says who asks, and refuses what a page of another site could have asked for. No I/O but that of the users file.
 
 Three ways to be somebody. A program shows a token with each request (``Authorization: Bearer ign_…``). A person logs in and has
-a session by cookie; whatever changes something then needs the session's CSRF token in a header and an ``Origin`` that is the
-console's own. Where there is no users file everybody is ``anyone``, who reads without more, and needs a session to change things
-as well.
+a session: its cookie, and its token in a header of each request, reading or changing. Whatever changes something then needs an
+``Origin`` that is the console's own as well. Where there is no users file everybody is ``anyone``, who reads without more, and
+needs a session to change things.
 """
 
 from __future__ import annotations
 
-import hmac
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -24,9 +24,10 @@ from ignis.errors import ConfigError, PermissionDeniedError, UnauthenticatedErro
 from ignis.http_endpoint import names_this_machine
 from ignis.places import network_of
 
-__all__ = ["COOKIE", "CSRF_HEADER", "Access", "Asked", "Visitor"]
+__all__ = ["COOKIE", "CSRF_HEADER", "Access", "Asked", "Visitor", "cookie_in", "cookie_name"]
 
 COOKIE = "ignis_console"
+"""How the name of the cookie begins; behind it is the port."""
 CSRF_HEADER = "x-csrf-token"
 _BEARER = "bearer "
 _AUTHENTICATE = {"WWW-Authenticate": "Bearer"}
@@ -45,6 +46,11 @@ class Asked:
     def network(self) -> str:
         """What failed logins are counted under."""
         return network_of(self.address)
+
+    @property
+    def csrf(self) -> str:
+        """The token of the session."""
+        return self.headers.get(CSRF_HEADER, "")
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,10 @@ class Visitor:
         if needs == NONE:
             return
         if self.via == "nobody":
-            raise RefusedError("unauthenticated", "log in, or send a token", _AUTHENTICATE)
+            text = (
+                f"log in, or send a token; a session also needs the header {CSRF_HEADER} with what its login answered"
+            )
+            raise RefusedError("unauthenticated", text, _AUTHENTICATE)
         if not may(self.principal, needs, queue):
             raise PermissionDeniedError(needs, queue or "")
 
@@ -134,11 +143,11 @@ class Access:
 
     def visitor(self, asked: Asked) -> Visitor:
         """Who asks. Raises UnauthenticatedError for a wrong token, TooManyRequestsError after too many of them. An unknown or
-        ended session is nobody's."""
+        ended session is nobody's, and so is one whose token is not shown."""
         given = asked.headers.get("authorization")
         if given is not None:
             return Visitor(self._by_token(given, asked), "token")
-        session = self.sessions.find(asked.cookie) if asked.cookie else None
+        session = self.sessions.find(asked.cookie, asked.csrf) if asked.cookie else None
         if session is not None:
             principal = self._still(session)
             if principal is not None:
@@ -168,10 +177,9 @@ class Access:
         if visitor.via == "token":
             return
         if visitor.session is None:
-            raise RefusedError("unauthenticated", "to change something begin a session, or send a token", _AUTHENTICATE)
+            text = f"to change something begin a session and show its csrf token in the header {CSRF_HEADER}, or send a token"
+            raise RefusedError("unauthenticated", text, _AUTHENTICATE)
         self.check_origin(asked, missing=False)
-        if not hmac.compare_digest(asked.headers.get(CSRF_HEADER, "").encode(), visitor.session.csrf.encode()):
-            raise RefusedError("csrf", f"the header {CSRF_HEADER} must have the session's csrf token")
 
     def check_origin(self, asked: Asked, *, missing: bool) -> None:
         """Raises RefusedError for another origin than the console's own. ``missing``: whether none at all is right."""
@@ -200,6 +208,22 @@ class Access:
         if not credential:  # removed at this very moment
             raise RefusedError("unauthenticated", "the user was removed")
         return *self.sessions.begin(known.name, credential), known
+
+
+def cookie_name(headers: Mapping[str, str], scheme: str, secure: bool) -> str:
+    """What the session's cookie is called at a request. With the port, as the browser has it: cookies know none, and another
+    console of the same host must not replace this one's. By TLS with a prefix, by which no page without TLS can set it."""
+    try:
+        port = urlsplit(f"//{headers.get('host', '')}").port
+    except ValueError:
+        port = None
+    return f"{'__Host-' if secure else ''}{COOKIE}_{port or (443 if scheme == 'https' else 80)}"
+
+
+def cookie_in(headers: Mapping[str, str], name: str) -> str:
+    """The value of a cookie; empty: there is none. Whoever asks may send thousands: they are not made into a dictionary."""
+    found = re.search(rf"(?:^|;)[ \t]*{re.escape(name)}=([^;\s]*)", headers.get("cookie", ""))
+    return found[1] if found else ""
 
 
 def _credentials(user: User) -> list[str]:

@@ -24,23 +24,23 @@ class Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def log_in(call: Call) -> Answer:
-    """Begins a session. The cookie is the browser's; what changes something must show ``csrf`` as well."""
+    """Begins a session. The cookie is the browser's; each request must show ``csrf`` as well, which is told here alone."""
     asked: Login = call.body
     cookie, session, principal = call.services.access.log_in(call.asked, asked.user, asked.password, asked.token)
     call.audited["user"] = principal.name
-    call.services.access.sessions.end(call.asked.cookie)  # the browser has another cookie now
+    if call.visitor.session is not None:
+        call.services.access.sessions.end(call.asked.cookie)  # the browser has another cookie now
     return Answer({"user": principal.name, "csrf": session.csrf, **_limits(call)}, cookie=cookie)
 
 
 def whoami(call: Call) -> dict[str, Any]:
-    """Who asks, with which roles on any queue, and the session's csrf token."""
+    """Who asks, with which roles on any queue."""
     visitor, access = call.visitor, call.services.access
     return {
         "user": visitor.name or None,
         "via": visitor.via,
         "login": "none" if access.open else "users",
         "roles": visitor.roles(None),
-        "csrf": None if visitor.session is None else visitor.session.csrf,
         **_limits(call),
     }
 

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +26,7 @@ from ignis.app import Ignis
 from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.logins import Logins
 from ignis.config import check_whole
-from ignis.console.access import COOKIE, Access, Asked, Visitor
+from ignis.console.access import Access, Asked, Visitor, cookie_in, cookie_name
 from ignis.console.audit import AuditLog
 from ignis.console.call import Answer, Call, Services
 from ignis.console.choice import Wanted
@@ -215,12 +215,14 @@ class Console:
 
     def _misdirected(self, request: Request) -> Response | None:
         try:
-            self.services.access.check_host(_asked(request))
+            self.services.access.check_host(self._asked(request))
         except RefusedError as exc:
             return _refusal(exc)
         return None
 
     async def _not_served(self, request: Request, exc: Exception) -> Response:
+        if (elsewhere := self._misdirected(request)) is not None:
+            return elsewhere
         status = exc.status_code if isinstance(exc, HTTPException) else 500
         code = {404: "not_found", 405: "method_not_allowed"}.get(status, "bad_request")
         headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
@@ -229,11 +231,23 @@ class Console:
         text = {404: "there is nothing at this path", 405: "this path takes other methods"}.get(status, "bad request")
         return _json(document_of(RefusedError(code, text)), status, headers)
 
+    def _asked(self, request: Request) -> Asked:
+        client, scheme = request.client, request.scope["scheme"]
+        return Asked(
+            request.headers,
+            cookie_in(request.headers, self._cookie_name(request.headers, scheme)),
+            scheme,
+            None if client is None else (client.host, client.port),
+        )
+
+    def _cookie_name(self, headers: Mapping[str, str], scheme: str) -> str:
+        return cookie_name(headers, scheme, self._secure or scheme == "https")
+
     # -- calls
 
     async def _endpoint(self, rows: dict[str, ApiRoute], request: Request) -> Response:
         row = rows["GET" if request.method == "HEAD" else request.method]
-        asked = _asked(request)
+        asked = self._asked(request)
         call: Call | None = None
         try:
             visitor = await self._in_thread(partial(self._visitor, row, asked))
@@ -327,7 +341,7 @@ class Console:
         response = _json(answer.value, answer.status)
         if answer.cookie is not None:
             response.set_cookie(
-                COOKIE,
+                self._cookie_name(asked.headers, asked.scheme),
                 answer.cookie,
                 max_age=int(self.services.access.sessions.most_s) if answer.cookie else 0,
                 httponly=True,
@@ -350,16 +364,6 @@ class Console:
             self.services.audit.write_refused_login(entry)
         else:
             self.services.audit.write(entry)
-
-
-def _asked(request: Request) -> Asked:
-    client = request.client
-    return Asked(
-        request.headers,
-        request.cookies.get(COOKIE, ""),
-        request.url.scheme,
-        None if client is None else (client.host, client.port),
-    )
 
 
 async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Event) -> None:

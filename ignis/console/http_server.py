@@ -31,7 +31,10 @@ __all__ = ["Connection", "Server"]
 
 _KEEP_ALIVE_S = 30
 _STOP_S = 30
-_BACKLOG = 128
+_BACKLOG = 1_024
+"""Connections that wait to be accepted: whoever finds no room there tries again only after a second."""
+_ACCEPTED = 16
+"""Connections in one turn of the event loop."""
 MOST_CONNECTIONS = 512
 _MOST_REFUSED = 64
 """Connections beyond these that are told so before they are closed."""
@@ -288,7 +291,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,  # whoever asks could name any address
             server_header=False,
             ws="none",
-            backlog=_BACKLOG,
+            backlog=_ACCEPTED,  # asyncio accepts so many at a time
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_S,
         )
@@ -304,5 +307,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_BACKLOG)
         if self.started:
             self._on_start()

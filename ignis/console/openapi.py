@@ -48,8 +48,18 @@ def document(routes: Iterable[ApiRoute], server: str = "/") -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "A token of the users file."},
-                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
-                "csrf": {"type": "apiKey", "in": "header", "name": CSRF_HEADER},
+                "session": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": f"{COOKIE}_9711",
+                    "description": "With the port of the console in its name, and with __Host- before it by TLS.",
+                },
+                "csrf": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": CSRF_HEADER,
+                    "description": "What the login answered.",
+                },
             },
         },
     }
@@ -83,7 +93,7 @@ def _operation(
     if row.body is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": by_kind[row.body]}}}
     if row.needs != NONE:
-        found["security"] = [{"token": []}, {"session": [], "csrf": []} if row.mutating else {"session": []}]
+        found["security"] = [{"token": []}, {"session": [], "csrf": []}]
     return found
 
 

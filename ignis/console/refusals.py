@@ -17,7 +17,6 @@ STATUS: dict[str, int] = {
     "invalid_name": 400,
     "unreadable": 400,
     "unauthenticated": 401,
-    "csrf": 403,
     "origin": 403,
     "permission_denied": 403,
     "job_not_found": 404,

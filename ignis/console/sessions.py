@@ -1,8 +1,13 @@
-"""Who has logged in from a browser: sessions in memory, each known to its browser by a cookie. No I/O."""
+"""Who has logged in from a browser: sessions in memory, each known to its browser by a cookie and a token. No I/O.
+
+A cookie alone is not enough: browsers send it to every port of the host, also to those of other users of the machine. The token
+is told once, at the login, and kept by the page where only pages of the same port can read it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import threading
 import time
@@ -60,12 +65,13 @@ class Sessions:
             self._known[_digest(cookie)] = made
         return cookie, made
 
-    def find(self, cookie: str) -> Session | None:
-        """The session of a cookie, which is used with that; None when it is unknown or has ended."""
+    def find(self, cookie: str, csrf: str) -> Session | None:
+        """The session of a cookie and its token, which is used with that; None when they are unknown or it has ended. A cookie
+        without its token neither uses nor ends a session."""
         key, now_s = _digest(cookie), self._clock()
         with self._lock:
             found = self._known.get(key)
-            if found is None:
+            if found is None or not hmac.compare_digest(found.csrf.encode(), csrf.encode("utf-8", "surrogatepass")):
                 return None
             if self._ended(found, now_s):
                 del self._known[key]

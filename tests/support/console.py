@@ -72,9 +72,10 @@ class Someone:
         return found.json()
 
     def log_in(self, user: str, password: str = PASSWORD, **headers: str) -> dict[str, str]:
-        """Begins a session; returns the headers that its changes need."""
+        """Begins a session, whose token each request shows from then on; returns the headers that its changes need."""
         found = self.ask("POST", "/session", {"user": user, "password": password}, **headers)
         assert found.status_code == 200, found.text
+        self.http.headers["x-csrf-token"] = found.json()["csrf"]
         return {"x_csrf_token": found.json()["csrf"], "origin": ORIGIN}
 
 

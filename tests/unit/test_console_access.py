@@ -21,6 +21,7 @@ from ignis.broker.auth.users_file import editing
 from ignis.cli import cli
 from ignis.cli.state import State
 from ignis.console import Console, application, documents
+from ignis.console.access import cookie_in
 from ignis.console.documents import FILES
 from ignis.console.refusals import STATUS
 from ignis.console.sessions import MOST, MOST_OF_A_USER, Sessions
@@ -56,15 +57,16 @@ def test_a_session_begins_and_ends(console: Console) -> None:
     cookie = rita.http.cookies.jar
     (one,) = list(cookie)
     assert (one.name, one.has_nonstandard_attr("HttpOnly"), one.get_nonstandard_attr("SameSite")) == (
-        "ignis_console", True, "strict",
+        "ignis_console_9711", True, "strict",
     )  # fmt: skip
     who = rita.get("/session")
     assert (who["user"], who["via"], who["roles"]) == ("rita", "session", ["read"])
     before = one.value
-    found = rita.ask("DELETE", "/session", origin=ORIGIN, x_csrf_token=who["csrf"])
+    assert "csrf" not in who
+    found = rita.ask("DELETE", "/session", origin=ORIGIN)
     assert found.status_code == 200
     assert rita.get("/session")["user"] is None
-    again = rita.ask("GET", "/overview", cookie=f"ignis_console={before}")
+    again = rita.ask("GET", "/overview", cookie=f"ignis_console_9711={before}")
     assert code_of(again) == (401, "unauthenticated")
 
 
@@ -74,7 +76,7 @@ def test_a_login_ends_the_session_before_it(console: Console) -> None:
     (before,) = [one.value for one in rita.http.cookies.jar]
     rita.log_in("olga")
     assert rita.get("/session")["user"] == "olga"
-    assert code_of(Someone(console).ask("GET", "/overview", cookie=f"ignis_console={before}")) == (
+    assert code_of(Someone(console).ask("GET", "/overview", cookie=f"ignis_console_9711={before}")) == (
         401,
         "unauthenticated",
     )
@@ -89,7 +91,8 @@ def test_the_cookie_is_for_tls_alone_where_there_is_tls(memory_app: Ignis, users
     with a_console(memory_app, users=users) as console:
         by_tls = Someone(console, origin="https://localhost:9711")
         found = by_tls.ask("POST", "/session", {"user": "rita", "password": PASSWORD})
-        assert "Secure" in found.headers["set-cookie"]
+        assert found.headers["set-cookie"].startswith("__Host-ignis_console_9711=")
+        assert {"Secure", "Path=/", "HttpOnly"} <= set(found.headers["set-cookie"].split("; "))
         assert found.headers["strict-transport-security"]
     with a_console(memory_app, users=users, secure=True) as console:
         found = Someone(console).ask("POST", "/session", {"user": "rita", "password": PASSWORD})
@@ -142,19 +145,61 @@ def test_a_session_ends_by_time() -> None:
     assert made.csrf not in repr(made)
     for _ in range(2):
         now_s[0] += 9
-        assert sessions.find(cookie) is made
+        assert sessions.find(cookie, made.csrf) is made
     now_s[0] += 8
-    assert sessions.find(cookie) is None  # 26 s after the login
-    cookie, _ = sessions.begin("rita", "x")
+    assert sessions.find(cookie, made.csrf) is None  # 26 s after the login
+    cookie, made = sessions.begin("rita", "x")
     now_s[0] += 11
-    assert sessions.find(cookie) is None
+    assert sessions.find(cookie, made.csrf) is None
     assert len(sessions) == 0
+
+
+def test_a_cookie_alone_is_nobodys_and_uses_no_session(console: Console) -> None:
+    rita = Someone(console)
+    token = rita.log_in("rita")["x_csrf_token"]
+    (cookie,) = [one.value for one in rita.http.cookies.jar]
+    sessions = console.services.access.sessions
+    now_s = [100.0]
+    sessions._clock = lambda: now_s[0]
+    (session,) = sessions._known.values()
+    session.seen_s = session.began_s = 0.0
+    thief, stolen = Someone(console), f"ignis_console_9711={cookie}"
+    who = thief.ask("GET", "/session", cookie=stolen).json()
+    assert (who["user"], who["via"], who["roles"]) == (None, "nobody", [])
+    assert token not in str(who)
+    for shown in ("", "x", token[:-1]):
+        found = thief.ask("GET", "/overview", cookie=stolen, x_csrf_token=shown)
+        assert code_of(found) == (401, "unauthenticated")
+        assert token not in found.text
+    found = thief.ask("DELETE", "/session", cookie=stolen, origin=ORIGIN)
+    assert code_of(found) == (401, "unauthenticated")
+    given = {"user": "olga", "password": PASSWORD}
+    assert thief.ask("POST", "/session", given, cookie=stolen).status_code == 200  # which ends hers not
+    assert session.seen_s == 0.0
+    assert rita.get("/session")["user"] == "rita"
+    assert session.seen_s == 100.0
+
+
+def test_two_consoles_of_one_host_have_cookies_of_their_own(console: Console) -> None:
+    rita = Someone(console)
+    for host in ("localhost:9711", "localhost:9712", "localhost"):
+        rita.log_in("rita", host=host, origin=f"http://{host}")
+    assert sorted(one.name for one in rita.http.cookies.jar) == [
+        "ignis_console_80", "ignis_console_9711", "ignis_console_9712",
+    ]  # fmt: skip
+
+
+def test_a_cookie_is_found_among_others() -> None:
+    given = {"cookie": "xignis_console_1=no; ignis_console_11=no;ignis_console_1=yes; ignis_console_1=late"}
+    assert cookie_in(given, "ignis_console_1") == "yes"
+    assert cookie_in({"cookie": "a=ignis_console_1=no"}, "ignis_console_1") == ""
+    assert cookie_in({}, "ignis_console_1") == ""
 
 
 def test_sessions_are_bounded() -> None:
     sessions = Sessions(idle_s=10, most_s=25, clock=lambda: 0.0)
-    mine = [sessions.begin("rita", "x")[0] for _ in range(MOST_OF_A_USER + 1)]
-    assert (sessions.find(mine[0]), len(sessions)) == (None, MOST_OF_A_USER)
+    mine = [sessions.begin("rita", "x") for _ in range(MOST_OF_A_USER + 1)]
+    assert (sessions.find(mine[0][0], mine[0][1].csrf), len(sessions)) == (None, MOST_OF_A_USER)
     for number in range(MOST + 5):
         sessions.begin(f"user{number}", "x")
     assert len(sessions) == MOST
@@ -302,6 +347,37 @@ def test_an_error_that_nobody_foresaw_is_logged_and_says_nothing(
     assert "GET /overview failed" in caplog.text
 
 
+def test_the_page_has_the_codes_that_the_console_gives_of_itself() -> None:
+    source = Path(documents.__file__).parent
+    text = "".join(one.read_text() for one in source.glob("*.py"))
+    codes = {
+        *re.findall(r'(?:RefusedError|_refused|Unfit)\(\s*(?:\d+, )?"([a-z_]+)"', text),
+        "internal",
+        "bad_request",
+        "not_found",
+    }
+    assert {"length_required", "unsupported_media_type", "head_too_large", "origin"} <= codes
+    assert codes - {"internal"} <= set(STATUS)
+    page = Path(__file__).parents[2] / "docs" / "console.md"
+    rows = {
+        code: int(row[2])
+        for row in re.finditer(r"^\| (`.*) \| (\d{3}) \|$", page.read_text(), re.MULTILINE)
+        for code in re.findall(r"`([a-z_]+)`", row[1])
+    }
+    assert {code: rows.get(code) for code in codes} == {code: STATUS.get(code, 500) for code in codes}
+
+
+def test_a_path_that_is_nothing_is_not_answered_for_another_host(console: Console) -> None:
+    for path in ("/nothing", "/ignis/v1/nothing", "/ignis/v1/jobs/a/b"):
+        for method in ("GET", "POST"):
+            found = Someone(console).http.request(method, path, headers={"host": "evil.example"})
+            assert code_of(found) == (421, "misdirected")
+        assert code_of(Someone(console).http.get(path)) == (404, "not_found")
+    assert code_of(Someone(console).http.put("/ignis/v1/overview")) == (405, "method_not_allowed")
+    found = Someone(console).http.put("/ignis/v1/overview", headers={"host": "evil.example"})
+    assert code_of(found) == (421, "misdirected")
+
+
 def test_every_status_is_one_that_the_description_has() -> None:
     assert set(STATUS.values()) <= {400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 421, 429, 431, 503}
 
@@ -334,7 +410,7 @@ def test_a_change_that_is_refused_to_somebody_known_is_in_the_audit_log(console:
     rita = Someone(console)
     right = rita.log_in("rita")
     assert rita.ask("POST", "/queues/jobs/purge", {"confirm": "jobs"}, **right).status_code == 403
-    assert rita.ask("POST", "/queues/jobs/pause", {}, **{**right, "csrf": "of another"}).status_code == 403
+    assert rita.ask("POST", "/queues/jobs/pause", {}, **right).status_code == 403
     assert Someone(console).ask("POST", "/queues/jobs/pause", {}).status_code == 401  # nobody's
     lines = [json.loads(one) for one in users.with_name("audit").read_text().splitlines()]
     assert [(one["user"], one["path"][9:], one["status"]) for one in lines[1:]] == [

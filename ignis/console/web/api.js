@@ -1,6 +1,17 @@
 // Talks to the HTTP API. Whoever changes something shows the token of the session with it.
 
-export const state = { user: null, csrf: null, roles: [], login: "none" };
+export const state = { user: null, roles: [], login: "none" };
+
+// The token of the session, which its login answered and nothing tells again. It is kept by origin, port included: the cookie
+// goes to every port of this host, and is worth nothing without it. All tabs of the console have it, also after a reload.
+const KEPT = `ignis.csrf ${new URL(".", location).pathname}`;
+
+const token = () => localStorage.getItem(KEPT);
+
+function keep(csrf) {
+  if (csrf) localStorage.setItem(KEPT, csrf);
+  else localStorage.removeItem(KEPT);
+}
 
 export class ApiError extends Error {
   constructor(status, error) {
@@ -12,10 +23,8 @@ export class ApiError extends Error {
 
 export async function call(method, path, body) {
   const headers = { Accept: "application/json" };
-  if (method !== "GET") {
-    headers["Content-Type"] = "application/json";
-    if (state.csrf) headers["X-CSRF-Token"] = state.csrf;
-  }
+  if (method !== "GET") headers["Content-Type"] = "application/json";
+  if (token()) headers["X-CSRF-Token"] = token();
   let answer;
   try {
     answer = await fetch("ignis/v1" + path, {
@@ -42,14 +51,29 @@ export async function whoami() {
 
 export async function begin(user, password, token) {
   const found = await call("POST", "/session", { user, password, token });
-  state.csrf = found.csrf;
+  keep(found.csrf);
   return whoami();
 }
 
 // Where nobody logs in a session is still what changes are bound to: it is begun with the first of them.
 export async function change(method, path, body) {
-  if (!state.csrf && state.login === "none") await begin("", "", "");
-  return call(method, path, body);
+  if (state.login !== "none") return call(method, path, body);
+  if (state.via !== "session") await begin("", "", "");
+  try {
+    return await call(method, path, body);
+  } catch (error) {
+    if (error.status !== 401) throw error;
+    await begin("", "", "");  // it had ended
+    return call(method, path, body);
+  }
+}
+
+export async function leave() {
+  try {
+    await call("DELETE", "/session");
+  } finally {
+    keep(null);
+  }
 }
 
 export const at = (queue, rest = "") => `/queues/${encodeURIComponent(queue)}${rest}`;

@@ -1,6 +1,6 @@
 // Chooses the page by the address, logs in and out, and asks again every few seconds while the page can be seen.
 
-import { ApiError, begin, change, state, whoami } from "./api.js";
+import { ApiError, begin, leave, state, whoami } from "./api.js";
 import { h, say } from "./dom.js";
 import { overview } from "./overview.js";
 import { failed } from "./parts.js";
@@ -28,16 +28,16 @@ function showWho() {
   const who = document.getElementById("who");
   const parts = [];
   if (state.via === "session" && state.login === "users") {
-    parts.push(h("span", {}, state.user), h("button", { onclick: leave }, "Log out"));
+    parts.push(h("span", {}, state.user), h("button", { onclick: logOut }, "Log out"));
   } else if (state.user) {
     parts.push(h("span", {}, `${state.user}: ${state.roles.includes("admin") ? "admin" : state.roles.includes("operate") ? "operate" : "read"}`));
   }
   who.replaceChildren(...parts);
 }
 
-async function leave() {
+async function logOut() {
   try {
-    await change("DELETE", "/session");
+    await leave();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
   }
@@ -72,10 +72,19 @@ function logIn(why) {
 }
 
 function ended() {
-  Object.assign(state, { user: null, csrf: null, via: "nobody", roles: [] });
+  Object.assign(state, { user: null, via: "nobody", roles: [] });
   document.getElementById("ask").close();
   showWho();
   logIn("Your session has ended. Log in again.");
+}
+
+// The parts of the address. A link from elsewhere may be no address at all: then it is the overview's.
+function addressed() {
+  try {
+    return location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  } catch {
+    return [""];
+  }
 }
 
 async function show() {
@@ -83,7 +92,7 @@ async function show() {
   again = null;
   fresh();
   if (!state.user) return logIn();
-  const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [page = "", ...rest] = addressed();
   for (const link of document.querySelectorAll("nav a")) {
     const to = link.getAttribute("href").slice(2);
     if (to === (page === "queue" ? "" : page)) link.setAttribute("aria-current", "page");

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ pytest.importorskip("playwright.sync_api", reason="no playwright: the extra dev 
 from playwright.sync_api import Browser, BrowserContext, expect
 
 from ignis.broker.auth.users_file import editing
-from tests.support import eventually
+from tests.support import WAIT_S, eventually
 from tests.support.console import PASSWORD, fail
 from tests.support.console_browser import BOUND_MS, CHROMIUM, Live, kept, log_in, watched
 
@@ -44,6 +47,102 @@ def test_who_logs_in_sees_the_queues(live: Live, context: BrowserContext) -> Non
     expect(page.locator("svg.chart").first).to_be_visible()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Password")).to_be_visible()
+    assert wrong == []
+
+
+def test_a_session_is_that_of_all_tabs_and_outlives_a_reload(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "olga")
+    page.reload()
+    expect(page.locator("#who")).to_contain_text("olga")
+    second, also_wrong = watched(context)
+    second.goto(live.url + "#/queue/idle")
+    expect(second.locator("#who")).to_contain_text("olga")
+    second.get_by_role("button", name="Pause").click()
+    expect(second.locator("#said")).to_contain_text("aused")
+    eventually(lambda: live.app.store.queues.get("idle").extra, what="it is paused")  # type: ignore[union-attr]
+    second.get_by_role("button", name="Log out").click()
+    expect(second.get_by_label("Password")).to_be_visible()
+    expect(page.get_by_label("Password")).to_be_visible()  # with its next look
+    log_in(page, live, "rita")
+    second.reload()
+    expect(second.locator("#who")).to_contain_text("rita")
+    assert (wrong, also_wrong) == ([], [])
+
+
+def test_a_session_that_has_ended_is_begun_again(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "rita")
+    page.evaluate("localStorage.setItem('ignis.csrf /', 'of a session that has ended')")
+    expect(page.get_by_text("Your session has ended. Log in again.")).to_be_visible()
+    page.get_by_label("User").fill("olga")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.locator("#who")).to_contain_text("olga")
+    context.clear_cookies()
+    page.reload()
+    expect(page.get_by_label("Password")).to_be_visible()
+    assert wrong == []
+
+
+def test_a_page_of_another_port_gets_the_cookie_and_nothing_by_it(live: Live, context: BrowserContext) -> None:
+    cookies: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            cookies.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<title>other</title>")
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+            pass
+
+    page, _ = watched(context)
+    log_in(page, live, "adam")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        serving = threading.Thread(target=other.serve_forever)
+        serving.start()
+        try:
+            page.goto(f"http://127.0.0.1:{other.server_address[1]}/")
+            expect(page).to_have_title("other")
+            assert page.evaluate("localStorage.length") == 0
+            read = page.evaluate(
+                "url => fetch(url, {credentials: 'include'}).then(() => 'read', () => 'refused')",
+                live.url + "ignis/v1/session",
+            )
+        finally:
+            other.shutdown()
+            serving.join(WAIT_S)
+    assert read == "refused"
+    assert "ignis_console_" in cookies[0]
+    host, port = live.url.removeprefix("http://").rstrip("/").split(":")
+
+    def ask(method: str, path: str) -> tuple[int, Any]:
+        """As the server behind that page would: with the cookie, and any Origin that it likes."""
+        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        try:
+            headers = {"Cookie": cookies[0], "Origin": live.url.rstrip("/"), "Content-Type": "application/json"}
+            connection.request(method, f"/ignis/v1{path}", b"{}" if method == "POST" else None, headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    status, who = ask("GET", "/session")
+    assert (status, who["user"], "csrf" in who) == (200, None, False)
+    assert [ask(*one)[0] for one in [("GET", "/overview"), ("POST", "/queues/idle/pause"), ("DELETE", "/session")]] == [
+        401
+    ] * 3
+    page.goto(live.url)
+    expect(page.locator("#who")).to_contain_text("adam")
+
+
+def test_a_link_that_is_no_address_shows_the_overview(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "rita", "#/%")
+    expect(page.get_by_role("row", name=re.compile("idle"))).to_be_visible()
     assert wrong == []
 
 
@@ -198,7 +297,7 @@ def test_who_may_only_look_changes_nothing(live: Live, context: BrowserContext) 
     # With the session's own token, as a page that shows the buttons all the same would ask.
     found = page.evaluate(
         """async () => {
-            const { csrf } = await (await fetch("ignis/v1/session")).json();
+            const csrf = localStorage.getItem("ignis.csrf /");
             const answer = await fetch("ignis/v1/queues/idle/pause", {
                 method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": csrf }, body: "{}",
             });
