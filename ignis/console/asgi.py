@@ -28,13 +28,14 @@ from ignis.broker.auth.logins import Logins
 from ignis.config import check_whole
 from ignis.console.access import Access, Asked, Visitor, cookie_in, cookie_name
 from ignis.console.audit import AuditLog
+from ignis.console.body_room import BodyRoom
 from ignis.console.call import Answer, Call, Services
 from ignis.console.choice import Wanted
 from ignis.console.documents import FILES, Document, Strangers, api_document, file_document
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases
 from ignis.console.refusals import RefusedError, document_of, status_of
-from ignis.console.requests import JSON, body_in, path_in, query_in
+from ignis.console.requests import JSON, body_in, path_in, query_in, size_in
 from ignis.console.roles import READ
 from ignis.console.routes import PREFIX, ROUTES, ApiRoute
 from ignis.console.sessions import Sessions
@@ -150,6 +151,7 @@ class Console:
         )
         self._checking = ThreadPoolExecutor(_LOGINS, thread_name_prefix="ignis-console-login")
         self.places = Places(max_waiting, max_waiting_per_user)
+        self.room = BodyRoom()
         self._strangers = Strangers()
         self._logins: Logins | None = None
         self._closed = threading.Lock()
@@ -255,9 +257,11 @@ class Console:
             call = Call(self.services, visitor, asked, request.path_params)
             await self._in_thread(partial(self._admit, row, call))
             call.query = query_in(row, request.query_params.multi_items())
-            call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes)
-            answer = await self._answered(row, call, request)
-            response = self._response(answer, asked)
+            who = None if self.services.access.open else visitor.name
+            with self.room.of(who, size_in(row, request.headers, self._max_body_bytes)):
+                call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes)
+                answer = await self._answered(row, call, request)
+                response = self._response(answer, asked)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as exc:

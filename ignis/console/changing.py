@@ -29,6 +29,8 @@ __all__ = [
     "run_schedule", "stop_job",
 ]  # fmt: skip
 
+_LEAST_RATE = 0.1
+
 WaitS = Annotated[
     float, Meta(ge=0, le=30, description="How long to wait for the job's end before its number is answered.")
 ]
@@ -56,7 +58,9 @@ class RedriveBody(msgspec.Struct, forbid_unknown_fields=True):
     where: Wanted | None = None
     all: bool = False
     limit: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
-    rate: Annotated[float, Meta(gt=0, le=1e9, description="No more than so many messages a second.")] | None = None
+    rate: (
+        Annotated[float, Meta(le=1e9, description="No more than so many messages a second, and at least 0.1.")] | None
+    ) = None
     dry_run: bool = False
     wait_s: WaitS = 5.0
 
@@ -95,6 +99,10 @@ def redrive(call: Call) -> Answer:
     """Brings messages of the sideline back to the queue."""
     asked: RedriveBody = call.body
     wanted, limit = _wanted(asked.where, asked.all), asked.limit
+    if asked.rate is not None and asked.rate < _LEAST_RATE:
+        raise BadRequestError(
+            f"rate = {asked.rate:g} is less than {_LEAST_RATE} messages a second, the least: it would hardly end"
+        )
     if wanted.ids:  # when all of them are found the rest need not be looked at
         limit = min(len(wanted.ids), limit or len(wanted.ids))
     queue = call.services.app.queue(call.record().name)
@@ -261,7 +269,8 @@ def stop_job(call: Call) -> dict[str, Any]:
 
 
 def _started(call: Call, kind: str, work: Any, wait_s: float) -> Answer:
-    made = call.services.jobs.start(kind, call.queue, call.visitor.name, work)
+    jobs, who = call.services.jobs, call.visitor.name
+    made = jobs.start(kind, call.queue, who, work, shared=call.services.access.open)
     ended = made.wait(wait_s)
     call.audited.update(job=made.id)
     return Answer(made.document(), 200 if ended else 202)
@@ -269,7 +278,7 @@ def _started(call: Call, kind: str, work: Any, wait_s: float) -> Answer:
 
 def _count(job: Job, count: int) -> None:
     # Raising here would leave what the shovel has claimed for its next pass; its own stop gives that back.
-    job.looked_at += count
+    job.count(count)
 
 
 def _wanted(where: Wanted | None, everything: bool) -> Filter:

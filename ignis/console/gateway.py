@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from ignis.config import check_timeout
 from ignis.console.call import Call
-from ignis.console.roles import CONSUME
+from ignis.console.leases import MOST_HELD, MOST_OF_A_USER
+from ignis.console.roles import ADMIN, CONSUME
 from ignis.control.inspection import message_dict
 from ignis.deadlines import SIDELINE, on_expiry_of
 from ignis.errors import BadRequestError, DrainingError, IgnisError, InvalidMessageError, UnreadableMessageError
@@ -26,6 +27,7 @@ from ignis.storage.parts import transfer_all
 from ignis.storage.records import group_pointers
 
 __all__ = [
+    "EndLeases",
     "Extend",
     "Publish",
     "Pull",
@@ -33,7 +35,9 @@ __all__ = [
     "Release",
     "acknowledge",
     "decoded_body",
+    "end_leases",
     "extend",
+    "leased",
     "publish",
     "pull",
     "release",
@@ -103,6 +107,12 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
     error: Annotated[str, Meta(max_length=2_000)] | None = None
 
 
+class EndLeases(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose leases of the queue end."""
+
+    user: Annotated[str, Meta(max_length=200)]
+
+
 def publish(call: Call) -> dict[str, Any]:
     """Stores messages, which are durable when it answers. Where one of them is no message of the queue none is stored."""
     asked: Publish = call.body
@@ -162,7 +172,7 @@ def pull(call: Call) -> dict[str, Any]:
     asked: Pull = call.body
     record = call.record()
     leases, magazines = call.services.leases, call.store.magazines
-    leases.check_room(asked.limit)
+    leases.check_room(asked.limit, None if call.services.access.open else call.visitor.name)
     until_s = time.monotonic() + check_timeout(asked.wait_s)
     ready: list[tuple[int, int, bytes]] = []
     waited = False
@@ -276,3 +286,23 @@ def release(call: Call) -> dict[str, Any]:
     done = call.services.leases.release(name, call.visitor.name, asked.receipts, asked.error)
     call.audited.update(messages=done)
     return {"queue": name, "released": done, "gone": len(asked.receipts) - done}
+
+
+def leased(call: Call) -> dict[str, Any]:
+    """How many messages are leased to whom, of queues that the visitor administers."""
+    found = [one for one in call.services.leases.counts() if call.visitor.may(ADMIN, one[0])]
+    return {
+        "leases": [{"queue": queue, "user": by, "messages": count} for queue, by, count in found],
+        "most": MOST_HELD,
+        "most_of_a_user": None if call.services.access.open else MOST_OF_A_USER,
+        "scope": "process",
+    }
+
+
+def end_leases(call: Call) -> dict[str, Any]:
+    """Takes back what a user has leased of the queue: to the queue's tail, and not counted as a crash."""
+    asked: EndLeases = call.body
+    name = call.record().name
+    done = call.services.leases.end(name, asked.user)
+    call.audited.update(messages=done)
+    return {"queue": name, "user": asked.user, "ended": done}

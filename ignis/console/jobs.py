@@ -18,7 +18,12 @@ __all__ = ["Job", "Jobs", "StoppedError"]
 log = logging.getLogger("ignis.console")
 
 MOST_RUNNING = 8
+MOST_OF_A_USER = 4
+KEPT_FREE = 2
+"""Of the places, those that only somebody gets who has none."""
 MOST_KEPT = 100
+MOST_S = 86_400.0
+"""How long a job may take: one that never ends would keep its place for ever."""
 
 
 class StoppedError(Exception):
@@ -28,7 +33,9 @@ class StoppedError(Exception):
 class Job:
     """One piece of work. Thread-safe. ``state``: ``running``, ``done``, ``failed`` or ``stopped``."""
 
-    def __init__(self, kind: str, queue: str, by: str) -> None:
+    def __init__(self, kind: str, queue: str, by: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = clock()
         self.id = secrets.token_hex(8)
         self.kind = kind
         self.queue = queue
@@ -50,9 +57,21 @@ class Job:
 
     def looked(self, count: int) -> None:
         """Counts messages that were looked at. Raises StoppedError."""
-        self.looked_at += count
+        self.count(count)
         if self._stopping.is_set():
             raise StoppedError
+
+    def count(self, count: int) -> None:
+        """Counts messages that were looked at. Stops the job where it has taken too long."""
+        self.looked_at += count
+        self.end_in_time()
+
+    def end_in_time(self) -> None:
+        """Stops it where it has taken too long."""
+        if self.state == "running" and self._clock() - self._began_s > MOST_S:
+            text = f"the job has run for {MOST_S:.0f} s, which is the longest: begin another for what is left"
+            self.error = document_of(RefusedError("job_too_long", text))["error"]
+            self.stop()
 
     def stop(self) -> None:
         """Ends it after the step under way. Returns at once. Idempotent."""
@@ -88,28 +107,37 @@ class Job:
 
 
 class Jobs:
-    """Starts jobs and keeps the last of them. Thread-safe."""
+    """Starts jobs and keeps the last of them. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds that only rise; injectable for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, Job] = {}
-        self._threads: set[threading.Thread] = set()
+        self._threads: dict[threading.Thread, str | None] = {}
+        """Those that run, and who has begun each."""
         self._closed = False
 
-    def start(self, kind: str, queue: str, by: str, work: Callable[[Job], dict[str, Any]]) -> Job:
-        """Begins one. Raises RefusedError (``too_many_requests``) when `MOST_RUNNING` run."""
-        job = Job(kind, queue, by)
+    def start(
+        self, kind: str, queue: str, by: str, work: Callable[[Job], dict[str, Any]], *, shared: bool = False
+    ) -> Job:
+        """Begins one. Raises RefusedError (``too_many_requests``) when `MOST_RUNNING` run, or so many of the user that others
+        would be kept out. ``shared``: nobody has a name here, so that all share the places."""
+        self._end_in_time()
+        job, who = Job(kind, queue, by, self._clock), None if shared else by
 
         def run() -> None:
             job.run(work)
             with self._lock:
-                self._threads.discard(threading.current_thread())
+                self._threads.pop(threading.current_thread(), None)
 
         with self._lock:
-            if self._closed or len(self._threads) >= MOST_RUNNING:
-                raise RefusedError("too_many_requests", f"{len(self._threads)} jobs run already: wait for one of them")
+            self._check_room(who)
             thread = threading.Thread(target=run, name=f"ignis-console-{kind}", daemon=True)
-            self._threads.add(thread)
+            self._threads[thread] = who
             self._known[job.id] = job
             ended = [one.id for one in self._known.values() if one.state != "running"]
             for id in ended[: max(0, len(self._known) - MOST_KEPT)]:
@@ -118,10 +146,30 @@ class Jobs:
             start_thread(thread)
         except BaseException:
             with self._lock:
-                self._threads.discard(thread)
+                self._threads.pop(thread, None)
                 self._known.pop(job.id, None)
             raise
         return job
+
+    def _check_room(self, who: str | None) -> None:
+        """Raises RefusedError where the user may not begin one more."""
+        running, mine = len(self._threads), sum(one == who for one in self._threads.values())
+        if self._closed or running >= MOST_RUNNING:
+            raise RefusedError(
+                "too_many_requests", f"{running} jobs run already, which is the limit: wait for one of them, or stop it"
+            )
+        if who is None or mine == 0:
+            return
+        if mine >= MOST_OF_A_USER or running >= MOST_RUNNING - KEPT_FREE:
+            raise RefusedError(
+                "too_many_requests",
+                f"{running} jobs run, {mine} of them of user {who!r}: a user has at most {MOST_OF_A_USER}, and the last "
+                f"{KEPT_FREE} of {MOST_RUNNING} places are for users who have none: wait for one of yours, or stop it",
+            )
+
+    def _end_in_time(self) -> None:
+        for job in self.list():
+            job.end_in_time()
 
     def get(self, id: str) -> Job:
         """Raises RefusedError (``job_not_found``)."""

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +27,12 @@ from ignis.storage.base import RENEWALS, Store, Transfer
 from ignis.storage.parts import transfer_all
 from ignis.storage.records import group_pointers
 
-__all__ = ["MOST_HELD", "Held", "Leases"]
+__all__ = ["MOST_HELD", "MOST_OF_A_USER", "Held", "Leases"]
 
 log = logging.getLogger("ignis.console")
 
 MOST_HELD = 100_000
+MOST_OF_A_USER = 25_000
 _LOOK_S = 0.5
 _BATCH = 128
 _RECEIPT_BYTES = 16
@@ -65,13 +66,22 @@ class Leases:
         self._by_hand = clock is not None
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self._of_user: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._said = LimitedLog(log)
         self._max_crashes = BrokerSettings().max_crashes
 
-    def check_room(self, count: int) -> None:
-        """Raises RefusedError (``too_many_requests``) where so many more do not fit."""
+    def check_room(self, count: int, who: str | None) -> None:
+        """Raises RefusedError (``too_many_requests``) where so many more do not fit. ``who``: the user; None = nobody has a name
+        here, and all share the room."""
+        mine = self._of_user[who] if who is not None else 0
+        if mine + count > MOST_OF_A_USER:
+            raise RefusedError(
+                "too_many_requests",
+                f"{mine} messages are leased to user {who!r}, and {count} more would be over the limit of a user, "
+                f"{MOST_OF_A_USER}: acknowledge some, or let leases run out",
+            )
         if len(self._held) + count > MOST_HELD:
             raise RefusedError(
                 "too_many_requests", f"{len(self._held)} messages are leased: acknowledge some, or let leases run out"
@@ -89,7 +99,7 @@ class Leases:
             for shard, pointer in places
         ]
         with self._lock:
-            self._held.update((one.receipt, one) for one in made)
+            self._keep(made)
             if made and self._thread is None and not self._by_hand and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="ignis-console-leases", daemon=True)
                 start_thread(self._thread)
@@ -151,6 +161,18 @@ class Leases:
             self._put_back(found)
             raise
 
+    def counts(self) -> list[tuple[str, str, int]]:
+        """(queue, user, how many messages), for all that hold some."""
+        with self._lock:
+            found = Counter((one.queue, one.by) for one in self._held.values())
+        return [(queue, by, count) for (queue, by), count in sorted(found.items())]
+
+    def end(self, queue: str, by: str) -> int:
+        """Takes back all that a user has leased of a queue, not counted; returns how many messages. Durable on return."""
+        with self._lock:
+            receipts = [one.receipt for one in self._held.values() if one.queue == queue and one.by == by]
+        return self.release(queue, by, receipts)
+
     def look(self) -> None:
         """Takes back what has run out, and renews the claims of the others in time. What the store refuses is tried again."""
         now_s = self._clock()
@@ -159,7 +181,7 @@ class Leases:
         with self._lock:
             for one in list(self._held.values()):
                 if one.until_s <= now_s:
-                    over[one.queue].append(self._held.pop(one.receipt))
+                    over[one.queue].append(self._drop(one))
                 elif now_s - one.renewed_s > one.stuck_after_s / RENEWALS:
                     due[one.queue].append(one)
         for queue, some in over.items():
@@ -186,6 +208,7 @@ class Leases:
             thread.join(10.0)
         with self._lock:
             held, self._held = list(self._held.values()), {}
+            self._of_user.clear()
         by_queue: dict[str, list[Held]] = defaultdict(list)
         for one in held:
             by_queue[one.queue].append(one)
@@ -214,12 +237,25 @@ class Leases:
             for receipt in receipts:
                 one = self._held.get(receipt)
                 if one is not None and one.queue == queue and by in (None, one.by) and one.until_s > now_s:
-                    found.append(self._held.pop(receipt))
+                    found.append(self._drop(one))
         return found
 
     def _put_back(self, some: Iterable[Held]) -> None:
         with self._lock:
-            self._held.update((one.receipt, one) for one in some)
+            self._keep(some)
+
+    def _keep(self, some: Iterable[Held]) -> None:
+        """To be called with the lock, as `_drop`."""
+        for one in some:
+            self._of_user[one.by] += one.receipt not in self._held
+            self._held[one.receipt] = one
+
+    def _drop(self, one: Held) -> Held:
+        del self._held[one.receipt]
+        self._of_user[one.by] -= 1
+        if self._of_user[one.by] <= 0:
+            del self._of_user[one.by]
+        return one
 
     def _renew(self, queue: str, some: list[Held]) -> None:
         store, now_s = self._store(), self._clock()
@@ -228,7 +264,8 @@ class Leases:
         with self._lock:
             for one in some:
                 if (one.shard, one.pointer) in gone:
-                    self._held.pop(one.receipt, None)
+                    if one.receipt in self._held:
+                        self._drop(one)
                 else:
                     one.renewed_s = now_s
 

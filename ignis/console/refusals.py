@@ -30,6 +30,7 @@ STATUS: dict[str, int] = {
     "conflict": 409,
     "delay_not_supported": 409,
     "held": 409,
+    "job_too_long": 409,
     "not_confirmed": 409,
     "publish_only": 409,
     "queue_mismatch": 409,

@@ -14,11 +14,13 @@ from ignis.console.refusals import RefusedError
 from ignis.console.routes import ApiRoute
 from ignis.errors import BadRequestError
 
-__all__ = ["JSON", "body_in", "path_in", "query_in"]
+__all__ = ["JSON", "body_in", "path_in", "query_in", "size_in"]
 
 JSON = "application/json"
 _MOST_LOGIN_BYTES = 16 << 10
 """Whoever logs in has not said who they are yet."""
+_BODY_S = 60.0
+"""In which a body has come."""
 _READ_ON = 4
 """So many times what a request may have is read, and thrown away, of one that has too much: who sends all of it before reading
 finds the answer, and no broken connection."""
@@ -46,14 +48,35 @@ def query_in(row: ApiRoute, given: Sequence[tuple[str, str]]) -> Any:
         raise BadRequestError(str(exc)) from None
 
 
+def size_in(row: ApiRoute, headers: Mapping[str, str], most_bytes: int) -> int:
+    """How much memory the body may take. Nothing, where it is refused unread."""
+    if row.body is None:
+        return 0
+    says = headers.get("content-length")
+    if says is None:
+        return most_bytes if "transfer-encoding" in headers else 0
+    size = _number(says)
+    return size if size <= most_bytes else 0
+
+
+def _number(text: str) -> int:
+    return int(text[:20]) if text.isascii() and text.isdecimal() else 0
+
+
 async def body_in(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator[bytes], most_bytes: int) -> Any:
     """What was sent, as the route wants it. One that says it is too large is refused unread. Raises RefusedError,
     BadRequestError."""
     if row.body is None:
         return None
+    try:
+        return await asyncio.wait_for(_read(row, headers, pieces, most_bytes), _BODY_S)
+    except asyncio.TimeoutError:
+        raise RefusedError("body_too_slow", f"the body did not come within {_BODY_S:.0f} s", _ends()) from None
+
+
+async def _read(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator[bytes], most_bytes: int) -> Any:
     most = min(most_bytes, _MOST_LOGIN_BYTES) if row.asks_first else most_bytes
-    said = headers.get("content-length", "")
-    says = int(said[:20]) if said.isascii() and said.isdecimal() else 0
+    says = _number(headers.get("content-length", ""))
     if says > most:
         if says <= _READ_ON * most and "expect" not in headers:  # who expects an answer first has sent nothing yet
             await _read_on(pieces, says)

@@ -132,7 +132,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.console": (
         "refusals refused_logins request_head residence roles sessions turns",
         "snapshot",
-        "access audit jobs leases waiting",
+        "access audit body_room jobs leases waiting",
         "call",
         "account choice gateway reading system",
         "browsing changing managing",
