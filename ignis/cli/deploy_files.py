@@ -10,6 +10,7 @@ from ignis import deploy
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
+from ignis.storage.private_directory import check_way
 
 __all__ = ["deploy_files"]
 
@@ -23,8 +24,11 @@ def deploy_files(state: State, directory: Path, replace: bool) -> int:
     """Writes systemd units, a Dockerfile, Kubernetes manifests, alerts and a dashboard into DIRECTORY.
 
     They are examples to be changed: docs/deployment.md goes through them. A file that is there and was changed is left alone,
-    and nothing is written then, unless --replace is said.
+    and nothing is written then, unless --replace is said. So is a DIRECTORY in which another user could put something else in
+    the place of a file.
     """
+    for folder in ("", *deploy.FOLDERS):
+        check_way(directory / folder / "file", "directory")
     try:
         written = deploy.write(directory, replace=replace)
     except OSError as exc:

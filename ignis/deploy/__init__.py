@@ -44,9 +44,9 @@ def write(directory: Path, *, replace: bool = False) -> list[Path]:
             raise ConfigError(
                 f"{', '.join(changed)}: there already, with another content; name another directory, or say --replace"
             )
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(0o755, parents=True, exist_ok=True)
     for path, content in wanted.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(0o755, exist_ok=True)
         _put(path, content)
     return list(wanted)
 

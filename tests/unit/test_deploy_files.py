@@ -129,6 +129,37 @@ def test_no_link_below_the_directory_is_followed(tmp_path: Path, options: list[s
     assert kept.read_text() == FILES["docker/Dockerfile"]
 
 
+@pytest.mark.parametrize("folder", ["", "docker"])
+def test_a_directory_that_everybody_may_write_is_refused(
+    tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "files"
+    opened = target / folder
+    opened.mkdir(parents=True)
+    opened.chmod(0o777)
+    assert main(["deploy-files", str(target)]) == 2
+    assert f"chmod +t {opened}" in capsys.readouterr().err.replace("\n", " ")
+    assert list(target.rglob("*")) == ([target / folder] if folder else [])
+    opened.chmod(0o1777)
+    assert main(["deploy-files", str(target)]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's links")
+def test_the_link_of_another_user_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    victim.mkdir()
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "link"
+    link.symlink_to(victim)
+    os.lchown(link, 12_345, -1)
+    assert main(["deploy-files", str(link)]) == 2
+    assert "belongs to user 12345" in capsys.readouterr().err.replace("\n", " ")
+    assert list(victim.iterdir()) == []
+    os.lchown(link, 0, -1)
+    assert main(["deploy-files", str(link)]) == 0
+
+
 @pytest.mark.parametrize("where", commands())
 def test_every_command_and_option_is_there(where: str) -> None:
     name, values = parsed(commands()[where])
