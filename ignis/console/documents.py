@@ -34,6 +34,7 @@ FILES = {
             "schedules",
             "sideline",
             "system",
+            "visible",
             "workers",
         )
     },

@@ -1,14 +1,17 @@
 // Makes elements, says what happened, and asks. Text is always set as text: nothing that a message holds is ever read as markup.
 
+import { visible } from "./visible.js";
+
 export function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "value") made.value = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    else made.setAttribute(name, value === true ? "" : name === "title" || name === "aria-label" ? visible(String(value)) : value);
   }
-  made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false)
+    .map((one) => (typeof one === "string" ? visible(one) : one)));
   return made;
 }
 

@@ -139,6 +139,28 @@ def test_a_page_of_another_port_gets_the_cookie_and_nothing_by_it(live: Live, co
     expect(page.locator("#who")).to_contain_text("adam")
 
 
+def test_directions_and_what_cannot_be_seen_are_shown_and_edited_as_they_are(
+    live: Live, context: BrowserContext
+) -> None:
+    hidden = "pay \u202egnirts\u202c to\u200b\U000e0041 \u0007me"
+    shown = "pay \\u202egnirts\\u202c to\\u200b\\u{e0041} \\u0007me"
+    queue = live.app.queue("turned", dict, shards=1)
+    fail(queue, {"note": hidden}, error=f"ValueError: {hidden}", key=hidden)
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/turned")
+    row = page.get_by_role("row", name=re.compile("ValueError"))
+    expect(row).to_contain_text(f"ValueError: {shown}")
+    assert not re.search("[\u202a-\u202e\u200b]", page.evaluate("document.documentElement.outerHTML"))
+    page.get_by_role("button", name="Edit").click()
+    body = page.get_by_role("dialog").get_by_label("Body (json)")
+    assert json.loads(body.input_value()) == {"note": hidden}
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Look").click()
+    expect(page.locator("pre[data-body]")).to_contain_text("pay \\u202egnirts")
+    assert not re.search("[\u202a-\u202e\u200b]", page.evaluate("document.body.innerText"))
+    assert wrong == []
+
+
 def test_a_link_that_is_no_address_shows_the_overview(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "rita", "#/%")
