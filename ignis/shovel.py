@@ -188,7 +188,8 @@ class Shovel:
         return self._schedule.started
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the schedule and the one-shot; a pass in progress ends after its batch. Idempotent."""
+        """Ends the schedule and the one-shot; a pass in progress ends after its batch, and puts back what it claimed. What the
+        store did not take back is tried again until the store is closed. Idempotent."""
         with self._lock:
             once, self._once = self._once, None
             self._schedule.end(timeout)

@@ -17,11 +17,11 @@ from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.shovel_choice import Where, coming_back, wanted
+from ignis.shovel_owed import Owed, Place
 from ignis.shovel_picks import is_spent, pick, rows_of
 from ignis.stacks import roomy_stacks
 from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer
 from ignis.storage.parts import in_parts
-from ignis.storage.records import group_pointers
 from ignis.tracing.returning import returning
 
 __all__ = ["Progress", "ShovelPass", "ShovelResult", "check_options"]
@@ -86,7 +86,7 @@ class ShovelPass:
         self._queue = queue
         self._stop = stopped
         self._lock = threading.Lock()
-        self._owed: list[tuple[int, int]] = []
+        self._owed = Owed()
         self._said = LimitedLog(log)
         self.total = ShovelResult()
         """The counts of all passes."""
@@ -131,21 +131,27 @@ class ShovelPass:
         pending = self._queue().sideline.pending()
         budget = Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else Pace(rate, self._stop)
+        staying: list[Place] = []
+        sideline = self._queue().sideline
         workers = (
             1 if rate is not None else min(self._queue().settings.shovel_concurrency, max(1, budget.left // BATCH))
         )
         try:
             if workers <= 1:
-                results = [self._work(budget, pace, progress, max_returns)]
+                results = [self._work(budget, pace, progress, max_returns, staying)]
             else:
                 with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._name}") as pool:
                     with roomy_stacks():
-                        futures = [pool.submit(self._work, budget, pace, progress, max_returns) for _ in range(workers)]
+                        futures = [
+                            pool.submit(self._work, budget, pace, progress, max_returns, staying)
+                            for _ in range(workers)
+                        ]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done. Else one of them would claim again what another has put back, instead of
             # messages that none has seen.
-            self.give_back()
+            self._owed.add(staying)
+            self._owed.give_back(sideline)
         result = ShovelResult()
         for one in results:
             result.add(one)
@@ -172,11 +178,17 @@ class ShovelPass:
             yield from page
 
     def _work(
-        self, budget: Budget, pace: Pace | None, progress: Progress | None, max_returns: int | None
+        self,
+        budget: Budget,
+        pace: Pace | None,
+        progress: Progress | None,
+        max_returns: int | None,
+        owed: list[Place],
     ) -> ShovelResult:
+        """One worker's part of a pass. ``owed``: here it adds what it claimed and did not move."""
         queue, result = self._queue(), ShovelResult()
         sideline, owner = queue.sideline, queue.store.owner
-        staying: list[tuple[int, int]] = []
+        staying: list[Place] = []
         most = BATCH if pace is None else pace.batch
         fruitless = 0
         try:
@@ -209,27 +221,12 @@ class ShovelPass:
             if staying:
                 result.kept += len(staying)
                 with self._lock:
-                    self._owed += staying
+                    owed += staying
         return result
 
     def give_back(self) -> None:
-        """Puts the messages that stay back at the sideline's tail. If the store refuses that, they stay claimed by this process
-        until the next pass; when this process ends, the sweeper takes them."""
-        with self._lock:
-            owed, self._owed = self._owed, []
-        if not owed:
-            return
-        sideline = self._queue().sideline
-        try:
-            sideline.store.reload(sideline.name, group_pointers(owed))
-        except BaseException as exc:
-            with self._lock:
-                self._owed += owed
-            if not isinstance(exc, IgnisError):
-                raise
-            self._said.warning(
-                "%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc
-            )
+        """Puts what passes have claimed and not moved back at the sideline's tail; see `Owed`."""
+        self._owed.give_back(self._queue().sideline)
 
     def _move(self, claim: Claim, result: ShovelResult, max_returns: int | None) -> list[tuple[int, int]]:
         """Moves the messages that may come back; returns (shard, pointer) of those that stay."""

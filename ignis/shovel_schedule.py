@@ -106,6 +106,7 @@ class ShovelSchedule:
     def run(self) -> ShovelResult:
         """Makes a pass of the schedule, over messages that have not come back ``max_returns`` times. If there are none, it claims
         nothing. With a ``shovel_retry``: a pass over those whose round has come."""
+        self._passes.give_back()  # also where no pass follows: it may be all there is
         text = self._queue().settings.shovel_retry
         if text:
             return self._run_rounds(text)
@@ -130,7 +131,6 @@ class ShovelSchedule:
         if self._rounds is None or self._rounds.text != text:
             self._rounds = Rounds(text)
         queue, rounds, result = self._queue(), self._rounds, ShovelResult()
-        self._passes.give_back()
         now_s, every_s = queue.clock(), queue.settings.shovel_interval_s
 
         def shards() -> int:

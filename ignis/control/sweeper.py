@@ -22,7 +22,7 @@ from ignis.clock import Clock
 from ignis.config import SweeperSettings
 from ignis.control.redelivery import Aside, count_aside, set_aside
 from ignis.control.sweep_clock import ClockGuard
-from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
+from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreFullError
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
 from ignis.leader import Leadership
@@ -272,14 +272,21 @@ class Sweeper:
     def _sweep(self, record: QueueRecord, fence: Fence) -> SweepResult:
         """One queue, its shards in turn."""
         one = self._thresholds(record, fence)
-        for shard in range(record.shards):
-            while self._sweep_batch(one, shard, main=True):
-                pass
-            while self._sweep_batch(one, shard, main=False):
-                pass
+        refused: StoreFullError | None = None
+        try:
+            for shard in range(record.shards):
+                while self._sweep_batch(one, shard, main=True):
+                    pass
+                while self._sweep_batch(one, shard, main=False):
+                    pass
+            self._check(fence)
+            self._move_due(one, fence)
+        except StoreFullError as exc:
+            refused = exc  # what has run out of time gives room
         self._check(fence)
-        self._move_due(one, fence)
         one.result.expired += self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
+        if refused is not None:
+            raise refused
         if one.result.swept or one.result.sideline_swept:
             self._note(one)
             log.warning(

@@ -13,7 +13,7 @@ import pytest
 
 import ignis
 from ignis import shovel as shovel_module
-from ignis import shovel_pass
+from ignis import shovel_owed, shovel_pass
 from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
@@ -591,3 +591,121 @@ def test_an_end_between_two_steps_leaves_each_message_once(
     other.shovel.run_once()
     assert sorted(one.message for one in other.main.fire(100)) == list(range(6))
     assert (other.sideline.pending(), other.sideline.in_flight()) == (0, 0)
+
+
+# -- claims that the store does not take back
+
+
+def full_for_a_while(
+    queue: ignis.Queue[Any], monkeypatch: pytest.MonkeyPatch, room: threading.Event
+) -> tuple[threading.Event, list[int]]:
+    """The store has no room for moves until ``room`` is set. Returns what tells of a refused reload, and the sizes tried."""
+    store, refused, sizes = queue.main.store, threading.Event(), []
+    transfer, reload = store.transfer, store.reload
+
+    def move(*args: Any, **kwargs: Any) -> Any:
+        if not room.is_set():
+            raise StoreFullError("no room")
+        return transfer(*args, **kwargs)
+
+    def put_back(name: str, pointers: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(sum(map(len, pointers.values())))
+        if not room.is_set():
+            refused.set()
+            raise StoreFullError("no room")
+        return reload(name, pointers, *args, **kwargs)
+
+    monkeypatch.setattr(store, "transfer", move)
+    monkeypatch.setattr(store, "reload", put_back)
+    return refused, sizes
+
+
+def test_the_schedule_goes_on_with_what_it_holds_when_nothing_else_comes_back(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other message is pending that the schedule would claim: what it holds itself is not forgotten over that."""
+    monkeypatch.setattr(shovel_owed, "RETRY_S", WAIT_S * 10)
+    queue = app.queue("jobs", int, shards=2, shovel_interval="1h")
+    fill(queue, 4, shards=2)
+    room = threading.Event()
+    full_for_a_while(queue, monkeypatch, room)
+    queue.shovel.run_scheduled()
+    fill(queue, 2, "crash", first=4)
+    queue.shovel.run_scheduled()
+    assert queue.sideline.in_flight() >= 4
+    room.set()
+    queue.shovel.run_scheduled()
+    queue.shovel.run_scheduled()
+    assert (queue.sideline.in_flight(), queue.main.pending()) == (0, 6)
+
+
+@pytest.mark.parametrize("retry", [None, ignis.Retry(attempts=3, base="10m")])
+def test_what_a_person_has_claimed_is_given_back_by_a_pass_of_any_kind(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, retry: ignis.Retry | None
+) -> None:
+    monkeypatch.setattr(shovel_owed, "RETRY_S", WAIT_S * 10)
+    queue = app.queue("jobs", int, shards=1, shovel_interval="1h", shovel_retry=retry or "")
+    fill(queue, 3)
+    room = threading.Event()
+    full_for_a_while(queue, monkeypatch, room)
+    queue.shovel.run_once()
+    assert queue.sideline.in_flight() == 3
+    room.set()
+    queue.shovel.run_scheduled()
+    assert queue.sideline.in_flight() == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_is_held_goes_back_by_itself(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """Without a schedule, between two passes that are hours apart, and after the shovel was stopped."""
+    monkeypatch.setattr(shovel_owed, "RETRY_S", 0.01)
+    monkeypatch.setattr(shovel_owed, "MOST_RETRY_S", 0.02)
+    queue = app.queue("jobs", int, shards=2, shovel_interval=0)
+    fill(queue, 10, shards=2)
+    room = threading.Event()
+    refused, sizes = full_for_a_while(queue, monkeypatch, room)
+    assert queue.shovel.run_once() == ShovelResult(kept=10, refused=10)
+    if stopped:
+        queue.shovel.stop()
+    refused.clear()
+    assert refused.wait(WAIT_S), "it is tried again"
+    assert queue.sideline.in_flight() == 10
+    assert sizes[:4] == [10, 5, 2, 1], "where there is room for a few, these go back"
+    room.set()
+    eventually(lambda: (queue.sideline.in_flight(), queue.sideline.pending()) == (0, 10))
+
+
+def test_a_pass_that_is_stopped_on_a_full_store_holds_nothing_for_long(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shovel_owed, "RETRY_S", 0.01)
+    monkeypatch.setattr(shovel_pass, "BATCH", 2)
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0.01, shovel_concurrency=1)
+    fill(queue, 6)
+    room = threading.Event()
+    refused, _ = full_for_a_while(queue, monkeypatch, room)
+    queue.shovel.start()
+    assert refused.wait(WAIT_S)
+    queue.shovel.stop()
+    assert queue.sideline.in_flight() > 0
+    room.set()
+    eventually(lambda: queue.sideline.in_flight() == 0)
+    assert queue.sideline.pending() + queue.main.pending() == 6
+
+
+def test_nothing_is_tried_again_at_a_closed_store(
+    embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shovel_owed, "RETRY_S", 0.01)
+    app = new_app(embedded_url)
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0)
+    fill(queue, 3)
+    room = threading.Event()
+    full_for_a_while(queue, monkeypatch, room)
+    queue.shovel.run_once()
+    app.close()
+    room.set()
+    owed = queue.shovel._passes._owed
+    eventually(lambda: owed._timer is None)
+    found = new_app(embedded_url).queue("jobs", int, shards=1)
+    assert len(found.sideline.store.abandoned("jobs_SIDELINE", 0, 0, 10, dead_owners=True)) == 3

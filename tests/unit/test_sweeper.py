@@ -18,7 +18,7 @@ import pytest
 import ignis
 from ignis.control.sweep_clock import ClockGuard
 from ignis.control.sweeper import Sweeper, SweepResult
-from ignis.errors import ConfigError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreBusyError
+from ignis.errors import ConfigError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreBusyError, StoreFullError
 from ignis.leader import SoleLeader, make_leader
 from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.base import Fence
@@ -213,6 +213,25 @@ def test_one_queues_failure_does_not_stop_the_others(
     clock.ahead_s = 10_000
     assert app.sweeper().run_once() == SweepResult(queues=2, swept=1, failed_queues=1)
     assert "sweep of bad failed" in caplog.text
+
+
+def test_a_full_store_is_rid_of_what_expired(app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no room for what is to be moved; what has run out of time gives some."""
+    queue = open_queue(app, shards=1)
+    queue.publish(1)
+    queue.main.fire(1)
+    queue.main.store.load_records(queue.main.name, 0, [encode_record(b"2")], ttl_s=0.001)
+    time.sleep(0.02)
+
+    def full(*args: Any, **kwargs: Any) -> int:
+        raise StoreFullError("no room")
+
+    clock.ahead_s = 10_000
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.main.store, "transfer", full)
+        assert app.sweeper().run_once().failed_queues == 1
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 1)
+    assert app.sweeper().run_once().swept == 1
 
 
 # -- authority
