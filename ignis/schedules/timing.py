@@ -21,6 +21,10 @@ MOST_EVERY_S = 365 * 86_400
 MOST_COUNTED = 10_000
 """So many ticks of a cron expression are looked at in one go."""
 _FIELDS = 5
+_EPOCH = dt.datetime.fromtimestamp(0, dt.timezone.utc).replace(tzinfo=None)
+_SECOND = dt.timedelta(seconds=1)
+_STEP_S = 12 * 3600
+"""No zone shifts its clocks twice within this time, so its ends tell whether there was a shift."""
 
 
 class Counted(NamedTuple):
@@ -112,6 +116,7 @@ class Cron:
                 f"cron needs a package ({exc.name} is missing): pip install 'ignis-mq[schedules]'"
             ) from exc
         self._simulate = CronSim
+        self._is_real_time = fields[0].startswith("*") or fields[1].startswith("*")
         try:
             found = self.next_ms(1_704_067_200_000)
         except CronSimError as exc:
@@ -122,13 +127,50 @@ class Cron:
     def _from(self, after_ms: int) -> Iterator[int]:
         """The ticks after a moment, each once."""
         last_ms = after_ms
-        start = dt.datetime.fromtimestamp(after_ms // 1000, self._zone)
-        for one in self._simulate(self._expression, start):
-            at_ms = round(one.timestamp()) * 1000
+        for at_s in self._by_real_time(after_ms // 1000) if self._is_real_time else self._by_name(after_ms // 1000):
             # Several times of day in the gap are one moment behind it, and one in the second of two hours is the first's.
-            if at_ms > last_ms:
-                last_ms = at_ms
-                yield at_ms
+            if at_s * 1000 > last_ms:
+                last_ms = at_s * 1000
+                yield last_ms
+
+    def _by_name(self, after_s: int) -> Iterator[int]:
+        for one in self._simulate(self._expression, dt.datetime.fromtimestamp(after_s, self._zone)):
+            yield round(one.timestamp())
+
+    def _by_real_time(self, after_s: int) -> Iterator[int]:
+        """Between two shifts local time runs as real time does, so the library reckons without a zone from shift to shift: by
+        itself it takes every shift for one of whole hours."""
+        from_s: int | None = after_s + 1
+        while from_s is not None:
+            at_s, offset_s = from_s, self._offset_s(from_s)
+            from_s = None
+            for one in self._simulate(self._expression, _EPOCH + _SECOND * (at_s + offset_s - 1)):
+                tick_s = (one - _EPOCH) // _SECOND - offset_s
+                from_s = self._shift_s(at_s, tick_s, offset_s)
+                if from_s is not None:
+                    break
+                yield tick_s
+                at_s = tick_s
+
+    def _offset_s(self, at_s: int) -> int:
+        offset = dt.datetime.fromtimestamp(at_s, self._zone).utcoffset()
+        assert offset is not None
+        return offset // _SECOND
+
+    def _shift_s(self, at_s: int, until_s: int, offset_s: int) -> int | None:
+        """The first moment after the one and up to the other at which the offset is another than at the first; None = none is."""
+        while at_s < until_s:
+            next_s = min(at_s + _STEP_S, until_s)
+            if self._offset_s(next_s) != offset_s:
+                while next_s - at_s > 1:
+                    middle_s = (at_s + next_s) // 2
+                    if self._offset_s(middle_s) == offset_s:
+                        at_s = middle_s
+                    else:
+                        next_s = middle_s
+                return next_s
+            at_s = next_s
+        return None
 
     def ticks(self, after_ms: int, until_ms: int, most: int) -> list[int]:
         found: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+import zoneinfo
 from typing import Any
 
 import pytest
@@ -93,6 +94,93 @@ def test_asked_from_any_moment_the_ticks_are_the_same(cron: str, zone: str, mont
         at = until
     assert pieced == whole
     assert timing.count(begin, begin + 24 * HOUR_MS).total == sum(one <= begin + 24 * HOUR_MS for one in whole)
+
+
+# Lord Howe shifts by 30 minutes: 2026-04-05 02:00 +11:00 is 01:30 +10:30, and 2026-10-04 02:00 +10:30 is 02:30 +11:00.
+@pytest.mark.parametrize(
+    ("cron", "after", "until", "found"),
+    [
+        ("5 */2 * * *", "2026-04-05T00:00:00+11:00", "2026-04-05T05:00:00+10:30", ["04 13:05", "04 15:35", "04 17:35"]),
+        ("45 * * * *", "2026-04-05T01:00:00+11:00", "2026-04-05T03:00:00+10:30", ["04 14:45", "04 15:15", "04 16:15"]),
+        ("*/20 2 * * *", "2026-10-04T00:00:00+10:30", "2026-10-04T05:00:00+11:00", ["03 15:40"]),
+        ("10,45 2 * * *", "2026-10-04T00:00:00+10:30", "2026-10-04T05:00:00+11:00", ["03 15:30", "03 15:45"]),
+    ],
+)
+def test_a_shift_of_half_an_hour(cron: str, after: str, until: str, found: list[str]) -> None:
+    assert ticks(cron, after, until, "Australia/Lord_Howe") == found
+
+
+def shifts_of(zone: dt.tzinfo, year: int) -> list[int]:
+    """The seconds since 1970 at which the clocks of a zone shift in a year."""
+
+    def offset(at_s: int) -> dt.timedelta | None:
+        return dt.datetime.fromtimestamp(at_s, zone).utcoffset()
+
+    begin_s, found = int(dt.datetime(year, 1, 1, tzinfo=dt.timezone.utc).timestamp()), []
+    for day_s in range(begin_s, begin_s + 366 * 86_400, 86_400):
+        if offset(day_s) != offset(day_s + 86_400):
+            minutes = range(day_s + 60, day_s + 86_401, 60)
+            found += [at_s for at_s in minutes if offset(at_s) != offset(at_s - 60)]
+    return found
+
+
+def by_the_minute(cron: str, zone: dt.tzinfo, begin_s: int, end_s: int) -> list[int]:
+    """What docs/schedules.md says, minute by minute. Minute and hour are lists, ``*`` or ``*/n``."""
+    wanted = []
+    fields = cron.split()[:2]
+    for field, count in zip(fields, (60, 24), strict=True):
+        step = int(field.partition("/")[2] or 1)
+        wanted.append(set(range(0, count, step)) if field[0] == "*" else {int(one) for one in field.split(",")})
+
+    def named(local: dt.datetime) -> bool:
+        return local.minute in wanted[0] and local.hour in wanted[1]
+
+    real_time, found, before, minute = any(one[0] == "*" for one in fields), [], None, dt.timedelta(minutes=1)
+    furthest = dt.datetime.fromtimestamp(0, dt.timezone.utc).replace(tzinfo=None)
+    for at_s in range(begin_s, end_s, 60):
+        local = dt.datetime.fromtimestamp(at_s, zone).replace(tzinfo=None)
+        if real_time:
+            due = named(local)
+        else:
+            due = local > furthest and named(local)
+            skipped = before + minute if before is not None else local
+            while skipped < local:
+                due, skipped = due or named(skipped), skipped + minute
+            furthest, before = max(furthest, local), local
+        if due:
+            found.append(at_s * 1000)
+    return found
+
+
+def test_through_every_shift_of_every_zone_in_a_year() -> None:
+    """Each kind of shift once: at what time of day, from which offset to which."""
+    kinds: dict[tuple[object, ...], tuple[str, int]] = {}
+    for name in sorted(zoneinfo.available_timezones()):
+        zone = zoneinfo.ZoneInfo(name)
+        for at_s in shifts_of(zone, 2026):
+            was, now = (dt.datetime.fromtimestamp(one, zone) for one in (at_s - 60, at_s))
+            kinds.setdefault((was.time(), was.utcoffset(), now.utcoffset()), (name, at_s))
+    assert len(kinds) > 20
+    for name, at_s in kinds.values():
+        zone = zoneinfo.ZoneInfo(name)
+        for cron in (
+            "* * * * *", "30 * * * *", "5 */2 * * *", "*/20 2 * * *", "*/7 1 * * *", "30 2 * * *", "0 0 * * *",
+            "15,45 0,1,2,3 * * *", "59 23 * * *",
+        ):  # fmt: skip
+            begin_s, end_s = at_s - 5 * 3_600, at_s + 5 * 3_600
+            expected = by_the_minute(cron, zone, begin_s, end_s)
+            found = Cron(cron, name)
+            assert found.ticks(begin_s * 1000 - 1, end_s * 1000 - 1, 1_000) == expected, (name, cron)
+            for after_s in range(at_s - 7_200, at_s + 7_200, 20 * 60):
+                later = [one for one in expected if one > after_s * 1000]
+                assert found.ticks(after_s * 1000, end_s * 1000 - 1, 3) == later[:3], (name, cron, after_s)
+
+
+def test_a_year_from_one_shift_to_the_next_hides_none() -> None:
+    """Both times of the night of one day in October, though the next day that is named is a year later."""
+    assert ticks("*/30 2 25 10 *", "2026-10-25T02:29:00+02:00", "2028-01-01T00:00:00+01:00") == [
+        "25 00:30", "25 01:00", "25 01:30", "25 00:00", "25 00:30",
+    ]  # fmt: skip
 
 
 def test_every_so_often_goes_by_its_anchor() -> None:
