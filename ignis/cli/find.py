@@ -89,7 +89,7 @@ def find(
             search = Search(store, query, most, progress)
             every = itertools.chain.from_iterable(map(search.in_queue, names))
             found = list(itertools.islice(every, 1 if id is not None else limit))
-        ahead_s = store.now_s() - store.wall_s()
+        ahead_s = -store.wall_s() + store.now_s()
     documents = [_document(one, ahead_s) for one in found]
     if state.json:
         for one in documents:

@@ -210,7 +210,8 @@ def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> li
     if not rows.num_rows:
         return []
     store, body = place.open(), rows.column("body")
-    dues_ms = by_store_clock(rows.column("due"), store.now_s(), time.time())
+    wall_s = time.time()  # before the other, for which a broker is asked
+    dues_ms = by_store_clock(rows.column("due"), store.now_s(), wall_s)
     once = ids is not None
     if ids is None:
         ids = _drawn(body)
