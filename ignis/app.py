@@ -514,14 +514,30 @@ class Ignis(AppSettings):
         Once they are used, also of the sweeper, the scheduler and the candidates to lead. A queue that this process may only
         publish to, over a broker or a relay, has the figures that this process counted."""
         states = self.refresher.states
-        figures: dict[str, Any] = {
+        return {
             "store": self.store.stats(),
+            **self._own_stats(),
             "queues": [_figures_of(queue) for queue in self.queues() if states.get(queue.name) != REMOVED],
+            "schedules": self.schedules.figures(),
+        }
+
+    def local_stats(self) -> dict[str, Any]:
+        """Those of `stats` that this process knows by itself: the store is neither opened nor asked."""
+        opened = self._opened.opened
+        return {
+            "store": {} if opened is None else opened.process_stats(),
+            **self._own_stats(),
+            "queues": [queue.local_stats() for queue in self.queues()],
+        }
+
+    def _own_stats(self) -> dict[str, Any]:
+        figures: dict[str, Any] = {
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
-            **self._scheduling.stats(),
         }
+        if (scheduler := self._scheduling.made) is not None:
+            figures["scheduler"] = scheduler.stats()
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
             figures["set_aside"] = self.set_aside_here()

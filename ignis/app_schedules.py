@@ -107,13 +107,6 @@ class AppSchedules:
         """After the store was closed: the next use makes another scheduler."""
         self._scheduler = None
 
-    def stats(self) -> dict[str, Any]:
-        """The parts of ``app.stats`` that are about schedules."""
-        figures: dict[str, Any] = {"schedules": self.stored.figures()}
-        if (scheduler := self._scheduler) is not None:
-            figures["scheduler"] = scheduler.stats()
-        return figures
-
 
 def _check_message(schedule: str, queue: Queue[Any], message: Any) -> None:
     """Raises what `encoded_message` raises. Of a queue that is not open it is not known with which codec it is stored: what any

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ignis.metric_catalogue import COUNTER, GAUGE, HISTOGRAM, Metric, unit_of
+from ignis.metric_catalogue import COUNTER, GAUGE, HISTOGRAM, Metric, Supervised, unit_of
 from ignis.native.histogram import Histogram
 from ignis.storage.base import ShardState
 
@@ -39,6 +39,7 @@ class Figure(NamedTuple):
         metric: its name for Prometheus, without ``_total``; empty = none.
         says: what it is.
         unit: what it counts, where the metric's name does not say it.
+        supervised: what a supervisor makes of it.
     """
 
     name: str
@@ -46,11 +47,13 @@ class Figure(NamedTuple):
     metric: str = ""
     says: str = ""
     unit: str = "messages"
+    supervised: Supervised = Supervised.SUM
 
     def shown(self, *labels: str) -> Metric:
         """Its metric."""
         name = f"{self.metric}_total" if self.rises else self.metric
-        return Metric(name, COUNTER if self.rises else GAUGE, unit_of(name, self.unit), self.says, labels)
+        kind = COUNTER if self.rises else GAUGE
+        return Metric(name, kind, unit_of(name, self.unit), self.says, labels, self.supervised)
 
 
 def _rises(metric: str = "", says: str = "", unit: str = "messages", default: Any = 0) -> Any:
@@ -119,9 +122,9 @@ CONSUMER = tuple(Figure(one.name, **one.metadata) for one in dataclasses.fields(
 
 SHOVEL = (
     Figure("waiting", False, "ignis_sideline_waiting",
-           "Messages in the sideline that only a person brings back, at the last pass here."),
+           "Messages in the sideline that only a person brings back, at the last pass here.", supervised=Supervised.LARGEST),
     Figure("given_up", False, "ignis_sideline_given_up",
-           "Of these: messages for which the shovel's policy has no round left."),
+           "Of these: messages for which the shovel's policy has no round left.", supervised=Supervised.LARGEST),
     Figure("moved", True, "ignis_shovelled", "Messages brought back from the sideline here."),
     Figure("returned", True, "ignis_returned", "Of these: by the schedule."),
     Figure("kept", True),
@@ -129,7 +132,13 @@ SHOVEL = (
 )  # fmt: skip
 """Of a shovel: ``stats()["shovel"]``. Each process has seen the same sideline, so that what waits there is not summed."""
 
-SCHEDULE = (
+
+def _asked(*figures: Figure) -> tuple[Figure, ...]:
+    """Figures of the store, which a supervisor asks as any process does; ``published`` is each process's own."""
+    return tuple(one if one.name == "published" else one._replace(supervised=Supervised.ASKED) for one in figures)
+
+
+SCHEDULE = _asked(
     Figure("fired", True, "ignis_schedule_fired", "Ticks that were fired, by anybody.", "ticks"),
     Figure("missed", True, "ignis_schedule_missed", "Ticks that nobody fired in time and that were left out.", "ticks"),
     Figure("lag_s", False, "ignis_schedule_lag_seconds", "How late the last tick was fired."),
@@ -137,7 +146,7 @@ SCHEDULE = (
 )
 """Of a schedule: ``stats()["schedules"]``."""
 
-QUEUE = (
+QUEUE = _asked(
     Figure("pending", False, "ignis_queue_pending", "Messages that wait in the queue."),
     Figure("sideline", False, "ignis_queue_sideline", "Messages that wait in the sideline."),
     Figure("delayed", False, "ignis_queue_delayed", "Messages that wait for their time."),

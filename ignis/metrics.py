@@ -46,10 +46,10 @@ from ignis.metric_catalogue import (
     OTHER,
     PROCESS,
     STORE,
-    STORE_CALLS,
     UPKEEP,
     Metric,
 )
+from ignis.metric_names import leader_metric, store_metric, upkeep_metric
 
 __all__ = ["MAX_QUEUES", "Collector", "Exposition", "FigureCollector"]
 
@@ -84,32 +84,6 @@ _LARGEST = frozenset(
     ("ignis_oldest_age_seconds", "ignis_queue_paused", "ignis_schedule_lag_seconds", "ignis_schedule_paused")
 )
 """Of several queues under one label the largest counts, and not the sum."""
-
-# What a store calls its figures, where the metric is not called ``ignis_store_<figure>``.
-_STORE_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "max_store_bytes": ("ignis_store_limit_bytes", {}),
-    "unreadable_reads": ("ignis_store_unreadable_reads_total", {}),
-    "sealed_loads": ("ignis_store_sealed_loads_total", {}),
-    "pointers_restored": ("ignis_store_restored_pointers_total", {}),
-    "resurrected_seen": ("ignis_store_resurrected_records_total", {}),
-    "broker_connects": ("ignis_broker_client_connects_total", {}),
-    "broker_pending": ("ignis_broker_client_pending", {}),
-    "broker_late_answers": ("ignis_broker_client_late_answers_total", {}),
-    "channels": ("ignis_relay_channels", {}),
-    **{call: ("ignis_store_calls_total", {"call": call}) for call in STORE_CALLS},
-}
-# The same where a part of the figure's name is a label.
-_STORE_PARTS = (
-    ("used_bytes_", "ignis_store_class_used_bytes"),
-    ("generation_", "ignis_store_generation"),
-    ("holes_", "ignis_store_holes_total"),
-    ("client_", "ignis_store_client_calls_total"),
-)
-_LEADER_NAMES = {"since_s": "since_timestamp_seconds", "unavailable_s": "unavailable_seconds"}
-_UPKEEP_NAMES = {
-    "last_pass_at_s": "last_pass_timestamp_seconds",
-    "last_pass_took_s": "last_pass_duration_seconds",
-}
 
 
 class _Families:
@@ -313,36 +287,24 @@ def _add_schedules(found: _Families, schedules: Iterable[Stats], bound: _Bound) 
 def _add_store(found: _Families, figures: Stats) -> None:
     """Every number of a store; its text, and what the catalogue does not have, is left out."""
     for figure, given in figures.items():
-        value = _number(given)
-        if value is None or figure == "client_calls":  # the sum of those by kind
-            continue
-        if figure in _STORE_NAMES:
-            name, labels = _STORE_NAMES[figure]
-            found.add(name, value, *labels.values())
-        elif f"ignis_store_{figure}" in _METRICS:
-            found.add(f"ignis_store_{figure}", value)
-        else:
-            for start, name in _STORE_PARTS:
-                if figure.startswith(start):
-                    found.add(name, value, figure.removeprefix(start))
+        value, shown = _number(given), store_metric(figure)
+        if value is not None and shown is not None:
+            metric, labels = shown
+            found.add(metric.name, value, *labels)
 
 
 def _add_upkeep(found: _Families, part: str, figures: Stats) -> None:
     for figure, given in figures.items():
-        value = 0.0 if given is None else _number(given)
-        name = f"ignis_{part}_{_UPKEEP_NAMES.get(figure, figure)}"
-        name = name if name in _METRICS else f"{name}_total"
-        if value is not None and name in _METRICS:
-            found.add(name, value)
+        value, metric = 0.0 if given is None else _number(given), upkeep_metric(part, figure)
+        if value is not None and metric is not None:
+            found.add(metric.name, value)
 
 
 def _add_leader(found: _Families, scope: str, figures: Stats) -> None:
     for figure, given in figures.items():
-        value = 0.0 if given is None else _number(given)
-        name = f"ignis_leader_{_LEADER_NAMES.get(figure, figure)}"
-        name = name if name in _METRICS else f"{name}_total"
-        if value is not None and name in _METRICS:
-            found.add(name, value, scope)
+        value, metric = 0.0 if given is None else _number(given), leader_metric(figure)
+        if value is not None and metric is not None:
+            found.add(metric.name, value, scope)
 
 
 def _add_refresher(found: _Families, figures: Stats | None, bound: _Bound) -> None:
@@ -351,8 +313,9 @@ def _add_refresher(found: _Families, figures: Stats | None, bound: _Bound) -> No
         found.add("ignis_refresh_errors_total", figures["errors"])
         found.open(*(one for one in PROCESS if one.name == "ignis_queue_state"))
         for queue, state in figures["states"].items():
-            # Why it failed is for the log: every text would be a series of its own.
-            found.add("ignis_queue_state", 1, bound.label(queue), state.partition(":")[0])
+            for one in (state,) if isinstance(state, str) else state:  # of a supervisor: those that its processes say
+                # Why it failed is for the log: every text would be a series of its own.
+                found.add("ignis_queue_state", 1, bound.label(queue), one.partition(":")[0])
 
 
 def _add_supervisor(found: _Families, figures: Stats | None) -> None:

@@ -70,6 +70,16 @@ def reference() -> str:
         "",
         "The first 1,000 queues that a process shows have labels of their own; the rest is summed under `queue=\"~other\"`, and",
         "`ignis_queues_left_out` says how many those are. Schedules likewise. Every other label has a fixed set of values.",
+        "",
+        "**Of a supervisor** (`ignis worker --processes`) says what it shows of its worker processes, which have no endpoint:",
+        "",
+        "* `sum`: of all processes. In a counter those that ended count too, so that it does not fall when one is replaced.",
+        "* `largest`, `smallest`: of those that run now. `leading`, `epoch` and `since` are the largest, so those of the process",
+        "  that leads; `available` is the smallest, so 0 while any process cannot take part.",
+        "* `of the latest pass`: of the process that made it.",
+        "* `each that is in any`: 1 for each state that some process is in.",
+        "* `asks the store`: it asks, and has the same as any process. `its own`: of the supervisor itself.",
+        "* `none`: only a broker shows it.",
     ]  # fmt: skip
     for heading, common, metrics in SECTIONS:
         lines += ["", f"## {heading}", "", common, "", *_table(metrics)]
@@ -84,10 +94,12 @@ def _numbers(bounds_s: Iterable[float]) -> str:
 
 def _table(metrics: Iterable[Metric]) -> list[str]:
     rows = [
-        f"| `{one.name}` | {one.kind} | {one.unit} | {', '.join(f'`{label}`' for label in one.labels)} | {one.says} |"
+        f"| `{one.name}` | {one.kind} | {one.unit} | {', '.join(f'`{label}`' for label in one.labels)} | {one.says} "
+        f"| {one.supervised.value} |"
         for one in metrics
     ]
-    return ["| metric | kind | unit | labels | what it says |", "| --- | --- | --- | --- | --- |", *rows]
+    heads = "| metric | kind | unit | labels | what it says | of a supervisor |"
+    return [heads, "| --- | --- | --- | --- | --- | --- |", *rows]
 
 
 if __name__ == "__main__":

@@ -445,6 +445,10 @@ class Store(abc.ABC):
     def stats(self) -> dict[str, int | float | str]:
         """Figures for ``ignis stats``: bytes used, limits, commits, calls per kind."""
 
+    def process_stats(self) -> dict[str, int | float]:
+        """Those of `stats` that this process counted. Asks nobody, waits for nobody."""
+        return {}
+
     @abc.abstractmethod
     def close(self, timeout: float = 30.0) -> None:
         """Waits for calls in flight, then closes. Idempotent. Raises WaitTimeoutError."""

@@ -125,6 +125,11 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
     return HttpEndpoint(bind, routes, public=public)
 
 
+def _added(figures: Stats, counted: Stats) -> Stats:
+    """A store's figures, with what other processes counted."""
+    return {**figures, **{name: figures.get(name, 0) + value for name, value in counted.items()}}
+
+
 def supervisor_endpoint(
     bind: str, supervisor: Supervisor, autoscaler: Callable[[], Autoscaler | None], *, public: bool = False
 ) -> HttpEndpoint:
@@ -139,9 +144,11 @@ def supervisor_endpoint(
         store, counted = supervisor.store(), supervisor.totals.queues()
         records = store.queues.list(active=True)
         queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in records]
-        acting = autoscaler()
+        acting, parts = autoscaler(), supervisor.totals.parts()
+        counted_there = parts.pop("store", {})
         return {
-            "store": store.stats(),
+            **parts,
+            "store": _added(store.stats(), counted_there),
             "pool": supervisor.totals.pool(),
             "queues": [*queues, *counted.values()],
             "schedules": [figures for one in records for figures in schedule_figures(one)],

@@ -16,7 +16,6 @@ from typing import Any
 from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
-from ignis.native import pool_classes
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.debug_dump import dumping_on_signal, in_hand
 from ignis.urls import redacted
@@ -188,13 +187,9 @@ def running_queues(app: Ignis) -> list[str]:
 
 def process_figures(app: Ignis) -> dict[str, Any]:
     """What one process knows of itself, without asking the store."""
-    return {
-        "pid": os.getpid(),
-        "rss_bytes": rss_bytes(),
-        "queues": [*(queue.local_stats() for queue in app.queues()), *app.set_aside_here()],
-        "refresher": app.refresher.stats(),
-        "pool": pool_classes(),
-    }
+    figures = app.local_stats()
+    figures["queues"] += figures.pop("set_aside", [])
+    return {"pid": os.getpid(), "rss_bytes": rss_bytes(), **figures}
 
 
 def _finished(app: Ignis) -> int:

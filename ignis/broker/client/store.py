@@ -139,10 +139,11 @@ class BrokerStore(Store):
             figures = self.calls.ask(store_requests.stats())
         except PermissionDeniedError:
             figures = {}
+        return {**figures, "broker": self.url, **self.process_stats()}
+
+    def process_stats(self) -> dict[str, int | float]:
         client = self.client
         return {
-            **figures,
-            "broker": self.url,
             "broker_connects": client.connects,
             "broker_pending": client.pending,
             "broker_late_answers": client.late_answers,

@@ -123,16 +123,21 @@ class AerospikeStore(Store):
         """Figures of this process since it opened the store: calls of the contract, client calls (all, and by kind as
         ``client_<kind>``), holes; and the bytes of the data set on one node."""
         with self._context.call():
-            calls = dict(self.connection.calls)
             return {
                 "store": "aerospike",
                 "namespace": self.connection.namespace,
                 "used_bytes": self.connection.used_bytes(self.sets.data),
                 "wake_words": str(self._magazines.waits.words.path or ""),
-                "client_calls": sum(calls.values()),
-                **self._magazines.figures(),
-                **{f"client_{kind}": count for kind, count in sorted(calls.items())},
+                **self.process_stats(),
             }
+
+    def process_stats(self) -> dict[str, int | float]:
+        calls = dict(self.connection.calls)
+        return {
+            "client_calls": sum(calls.values()),
+            **self._magazines.figures(),
+            **{f"client_{kind}": count for kind, count in sorted(calls.items())},
+        }
 
     def close(self, timeout: float = 30.0) -> None:
         if self._context.forked:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl
 
-from ignis.errors import WaitTimeoutError
+from ignis.errors import ClosedError, WaitTimeoutError
 from ignis.process_hooks import FORKS
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
@@ -119,7 +120,7 @@ class EmbeddedStore(Store):
                 "file_bytes": sum(one["log_bytes"] for one in opened.values()),
                 "state_bytes": sum(one["state_bytes"] for one in opened.values()),
                 "damaged_bytes": sum(one["damaged_bytes"] for one in opened.values()),
-                "unreadable_reads": sum(one.unread() for one in self.directory.opened().values()),
+                "unreadable_reads": self._unreadable_reads(),
                 "max_store_bytes": self.directory.options.max_store_bytes,
                 **self._magazines.calls,
             }
@@ -129,6 +130,19 @@ class EmbeddedStore(Store):
             return figures
         finally:
             self._context.gate.leave()
+
+    def process_stats(self) -> dict[str, int | float]:
+        figures: dict[str, int | float] = {**self._magazines.calls}
+        with contextlib.suppress(ClosedError):
+            self._context.gate.enter()
+            try:
+                figures["unreadable_reads"] = self._unreadable_reads()
+            finally:
+                self._context.gate.leave()
+        return figures
+
+    def _unreadable_reads(self) -> int:
+        return sum(one.unread() for one in self.directory.opened().values())
 
     def close(self, timeout: float = 30.0) -> None:
         if self._forks != FORKS[0]:

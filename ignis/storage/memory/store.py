@@ -97,5 +97,8 @@ class MemoryStore(Store):
             }
             return {**figures, **self._context.calls}
 
+    def process_stats(self) -> dict[str, int | float]:
+        return {**self._context.calls}
+
     def close(self, timeout: float = 30.0) -> None:
         self._context.close(timeout)
