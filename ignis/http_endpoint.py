@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ignis.config import shown
-from ignis.errors import AddressInUseError, ConfigError, TooManyRequestsError
+from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
@@ -263,6 +263,9 @@ class _Handler(BaseHTTPRequestHandler):
             if path == name or (name.endswith("/") and path.startswith(name)):
                 try:
                     return route(path[len(name) :])
+                except IgnisError as exc:  # of the store, most of all: no fault of this program
+                    self.server.said.warning("%s cannot be answered now: %s", _escaped(path), exc, about=name)
+                    return json_reply(503, {"error": type(exc).__name__})
                 except Exception as exc:
                     self.server.said.error("%s failed", _escaped(path), about=name, exc_info=exc)
                     return Reply(500, f'{{"error":"{type(exc).__name__}"}}'.encode())

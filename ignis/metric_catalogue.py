@@ -117,11 +117,15 @@ PROCESS = (
 """Of a worker's process."""
 
 STORE = (
+    _gauge("ignis_store_up", "1 or 0", "Whether the store answers; while it is 0, what is the store's is left out.",
+           supervised=_OWN),
     _gauge("ignis_store_records", "messages", "That the store holds.", supervised=_ASKED),
     _gauge("ignis_store_used_bytes", "", "Of living messages and their envelopes.", supervised=_ASKED),
     _gauge("ignis_store_file_bytes", "", "Of the log's files on the disk.", supervised=_ASKED),
     _gauge("ignis_store_state_bytes", "", "Of the store's state in shared memory.", supervised=_ASKED),
     _gauge("ignis_store_limit_bytes", "", "Loads are refused when a durability has more living bytes.", supervised=_ASKED),
+    _gauge("ignis_store_free_bytes", "", "Free on the file system of the store.", supervised=_ASKED),
+    _counter("ignis_store_refused_loads_total", "loads", "Refused: max_store_bytes (limit), no disk (room).", "reason"),
     _gauge("ignis_store_damaged_bytes", "", "Of the log, passed over when it was last read: run `ignis doctor`.",
            supervised=_ASKED),
     _counter("ignis_store_unreadable_reads_total", "reads", "That the disk refused."),

@@ -29,6 +29,7 @@ _STORE_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _STORE_PARTS = (
     ("used_bytes_", "ignis_store_class_used_bytes"),
     ("generation_", "ignis_store_generation"),
+    ("refused_loads_", "ignis_store_refused_loads_total"),
     ("holes_", "ignis_store_holes_total"),
     ("client_", "ignis_store_client_calls_total"),
 )

@@ -3,7 +3,7 @@
 Nothing is counted twice and nothing on the hot path knows of Prometheus. In a service::
 
     from prometheus_client import REGISTRY
-    REGISTRY.register(Collector(app.stats))
+    REGISTRY.register(Collector(app.stats, local=app.local_stats))
 
 ``ignis worker --health-bind`` serves the same under ``/metrics``. Needs the extra ``metrics``. What there is, with unit and
 meaning, stands in `ignis.metric_catalogue` and `ignis.figures`, of which ``docs/metrics.md`` is made.
@@ -12,6 +12,7 @@ meaning, stands in `ignis.metric_catalogue` and `ignis.figures`, of which ``docs
 from __future__ import annotations
 
 import itertools
+import logging
 import platform
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +35,10 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 from ignis._version import __version__
+from ignis.bounded_call import BoundedCall
+from ignis.errors import IgnisError, PermissionDeniedError, PublishOnlyError
 from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, SIDELINED, TIMES, Time
+from ignis.log_limit import LimitedLog
 from ignis.message import REASONS
 from ignis.metric_catalogue import (
     BROKER,
@@ -46,12 +50,21 @@ from ignis.metric_catalogue import (
     OTHER,
     PROCESS,
     STORE,
+    STORE_CALLS,
     UPKEEP,
     Metric,
 )
 from ignis.metric_names import leader_metric, store_metric, upkeep_metric
 
-__all__ = ["MAX_QUEUES", "Collector", "Exposition", "FigureCollector"]
+__all__ = ["ASK_S", "FRESH_S", "MAX_QUEUES", "Collector", "Exposition", "FigureCollector"]
+
+log = logging.getLogger("ignis.metrics")
+
+ASK_S = 3.0
+"""A scrape waits for the store for so long: a Prometheus gives up after 10 s."""
+
+FRESH_S = 1.0
+"""An endpoint's figures of the store are at most this old: however many ask, it is asked once."""
 
 MAX_QUEUES = 1_000
 """Queues, and schedules, that have labels of their own."""
@@ -135,16 +148,28 @@ class _Families:
 
 
 class Collector(BaseCollector):
-    """Thread-safe.
+    """Shows the figures of a process, whether its store answers or not. Thread-safe.
 
     Args:
-        stats: returns the figures, in the form of ``Ignis.stats``.
+        stats: returns the figures, in the form of ``Ignis.stats``. It is called in a thread of its own, and waited for at most
+            3 s. While it raises an error of the store, or does not return, ``ignis_store_up`` is 0 and the error is logged.
+        local: returns those that the process has by itself, for that time: ``Ignis.local_stats``; None = none.
+        fresh_s: what ``stats`` returned is used again for so long.
         max_queues: so many queues have labels of their own, those that were seen first; the rest is summed as ``~other``.
             The same holds for schedules.
     """
 
-    def __init__(self, stats: Callable[[], Stats], *, max_queues: int = MAX_QUEUES) -> None:
-        self._stats = stats
+    def __init__(
+        self,
+        stats: Callable[[], Stats],
+        *,
+        local: Callable[[], Stats] | None = None,
+        fresh_s: float = 0.0,
+        max_queues: int = MAX_QUEUES,
+    ) -> None:
+        self._stats = BoundedCall(stats, "the store", ASK_S, fresh_s=fresh_s)
+        self._local = local
+        self._said = LimitedLog(log)
         self._queues, self._schedules = _Bound(max_queues), _Bound(max_queues)
 
     def describe(self) -> Iterable[Family]:
@@ -153,9 +178,9 @@ class Collector(BaseCollector):
 
     def collect(self) -> Iterable[Family]:
         """The figures of this moment."""
-        stats = self._stats()
         found = _Families()
         _add_build(found)
+        stats = self._answered(found)
         queues: list[Stats] = list(stats.get("queues", ()))
         _add_queues(found, queues, self._queues)
         _add_set_aside(found, stats.get("set_aside") or (), self._queues)
@@ -175,16 +200,32 @@ class Collector(BaseCollector):
         _add_autoscaler(found, stats.get("autoscaler"))
         return list(found.all())
 
+    def _answered(self, found: _Families) -> Stats:
+        try:
+            stats = self._stats()
+        except (IgnisError, OSError) as exc:
+            self._said.warning("metrics go without the store's figures: %s", exc)
+            # Who is refused has been answered.
+            found.add("ignis_store_up", float(isinstance(exc, (PermissionDeniedError, PublishOnlyError))))
+            return {} if self._local is None else self._local()
+        if "store" in stats:
+            found.add("ignis_store_up", 1)
+        return stats
+
 
 class FigureCollector(BaseCollector):
     """Shows Prometheus a part that names its figures as Prometheus does, such as the broker. Thread-safe as ``figures`` is.
 
     Args:
         figures: returns them; each stands in the catalogue.
+        store: returns those of the store behind it, in the form of ``Store.stats``; None = it has none. Waited for as for those
+            of a `Collector`. Calls are left out: they are of one application.
     """
 
-    def __init__(self, figures: Callable[[], Iterable[Labelled]]) -> None:
+    def __init__(self, figures: Callable[[], Iterable[Labelled]], store: Callable[[], Stats] | None = None) -> None:
         self._figures = figures
+        self._store = None if store is None else BoundedCall(store, "the store", ASK_S, fresh_s=FRESH_S)
+        self._said = LimitedLog(log)
 
     def describe(self) -> Iterable[Family]:
         """None: registering asks nobody."""
@@ -196,6 +237,15 @@ class FigureCollector(BaseCollector):
         _add_build(found)
         for name, labels, value in self._figures():
             found.add(name, value, *(labels[label] for label in _METRICS[name].labels))
+        if self._store is not None:
+            try:
+                figures = self._store()
+            except (IgnisError, OSError) as exc:
+                self._said.warning("metrics go without the store's figures: %s", exc)
+                found.add("ignis_store_up", 0)
+            else:
+                found.add("ignis_store_up", 1)
+                _add_store(found, {name: value for name, value in figures.items() if name not in STORE_CALLS})
         return list(found.all())
 
 

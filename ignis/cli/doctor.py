@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -15,6 +16,9 @@ from ignis.errors import ConfigError
 from ignis.storage import OPENERS
 from ignis.storage.directories import directory_of
 from ignis.urls import redacted
+
+if TYPE_CHECKING:
+    from ignis.storage.embedded.check import Report
 
 __all__ = ["doctor"]
 
@@ -38,7 +42,7 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     Nothing is changed.
 
     Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none or it
-    does not answer, and 4 while it is open.
+    does not answer, and 4 while it is open. It ends with 1 too when the disk has no room for more messages.
     """
     from ignis.storage.embedded.check import Alone, check_store
     from ignis.storage.embedded.repair import repair_store
@@ -63,7 +67,7 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
         document = report.document()
         document["repaired"] = None if after is None else after.document()
         output.document(document)
-        return exit_codes.OK if last.sound else exit_codes.ERROR
+        return _code(last)
     for one in report.classes:
         output.pairs(
             {
@@ -86,4 +90,19 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
             output.line(f"DAMAGE {problem.code}: {problem.file}: {problem.what}")
     elif report.sound:
         output.line("sound")
-    return exit_codes.OK if last.sound else exit_codes.ERROR
+    _say_room(last)
+    return _code(last)
+
+
+def _code(report: Report) -> int:
+    return exit_codes.OK if report.sound and not report.short_of_room else exit_codes.ERROR
+
+
+def _say_room(report: Report) -> None:
+    if report.free_bytes is None:
+        return
+    free = f"{output.size(report.free_bytes)} free on the disk"
+    if report.short_of_room:
+        output.line(f"PROBLEM room: {free}: loads are refused, or will be soon; free space there, or give it more")
+    else:
+        output.line(f"room: {free}")

@@ -23,6 +23,7 @@ from ignis.errors import (
 )
 from ignis.leader import Deciders
 from ignis.storage.base import Store
+from ignis.storage.embedded.room import LARGEST_SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from ignis.broker.client.store import BrokerStore
@@ -145,6 +146,10 @@ def _room(store: Store) -> Iterator[Finding]:
             )
         else:
             yield Finding("room", "ok", what)
+    free = _number(figures.get("free_bytes", LARGEST_SEGMENT_BYTES))
+    if free < LARGEST_SEGMENT_BYTES:
+        what = f"{output.size(free)} are free on the store's disk: loads are refused, or will be soon"
+        yield Finding("disk", "problem", what, "free space there, or give it more")
     if damaged := int(_number(figures.get("damaged_bytes", 0))):
         what = f"{output.size(damaged)} of the log are damaged"
         yield Finding(

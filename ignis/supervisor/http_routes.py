@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ignis.app import Ignis
+from ignis.bounded_call import BoundedCall
 from ignis.control.autoscaler import Autoscaler, queue_loads
 from ignis.control.queue_depths import queue_depths
 from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route, yes_or_no
@@ -23,34 +22,19 @@ from ignis.supervisor.worker_main import running_queues
 
 __all__ = ["app_endpoint", "failed_queues", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
 
+_ASK_S = 3.0
+"""How long who asks for figures of the store waits."""
 _FRESH_S = 1.0
 """Figures of the store are at most this old: however many ask, it is asked once."""
 
 Stats = Mapping[str, Any]
 
 
-class _Kept:
-    """The result of a call, kept for a moment. Thread-safe."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._lock = threading.Lock()
-        self._value: Any = None
-        self._until = 0.0
-
-    def __call__(self) -> Any:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._value = self._call()
-                self._until = time.monotonic() + _FRESH_S
-            return self._value
-
-
-def _metrics_route(stats: Callable[[], Stats]) -> Route:
+def _metrics_route(stats: Callable[[], Stats], local: Callable[[], Stats]) -> Route:
     def make() -> Exposition:
-        from ignis.metrics import Collector, Exposition
+        from ignis.metrics import FRESH_S, Collector, Exposition
 
-        return Exposition(Collector(stats))
+        return Exposition(Collector(stats, local=local, fresh_s=FRESH_S))
 
     return metrics_route(make)
 
@@ -58,7 +42,7 @@ def _metrics_route(stats: Callable[[], Stats]) -> Route:
 def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler | None]) -> dict[str, Route]:
     """``/scale``: what waits for workers in all queues (in a paused one nothing), and what the autoscaler makes of it;
     ``/scale/<queue>``: of one queue, as KEDA's metrics-api scaler reads it (``valueLocation: pending``)."""
-    loads = _Kept(lambda: {one.queue: one for one in queue_loads(store())})
+    loads = BoundedCall(lambda: {one.queue: one for one in queue_loads(store())}, "the store", _ASK_S, fresh_s=_FRESH_S)
 
     def found() -> dict[str, dict[str, Any]]:
         return {
@@ -119,7 +103,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
         "/livez": lambda rest: yes_or_no(not failed_queues(app), "a consumer has failed"),
         "/readyz": lambda rest: yes_or_no(app.ready and not failed_queues(app), "the consumers do not run"),
         "/healthz": health,
-        "/metrics": _metrics_route(_Kept(app.stats)),
+        "/metrics": _metrics_route(app.stats, app.local_stats),
         **scale_routes(lambda: app.store, lambda: None),
     }
     return HttpEndpoint(bind, routes, public=public)
@@ -140,27 +124,36 @@ def supervisor_endpoint(
         status = "ok" if ok else "failing"
         return json_reply(200 if ok else 503, {"status": status, **supervisor.describe(), "queues": supervisor.queues})
 
-    def stats() -> Stats:
-        store, counted = supervisor.store(), supervisor.totals.queues()
-        records = store.queues.list(active=True)
-        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in records]
-        acting, parts = autoscaler(), supervisor.totals.parts()
-        counted_there = parts.pop("store", {})
+    def local() -> Stats:
+        acting, parts, own = autoscaler(), supervisor.totals.parts(), supervisor.opened
         return {
             **parts,
-            "store": _added(store.stats(), counted_there),
+            "store": _added({} if own is None else own.process_stats(), parts.get("store", {})),
             "pool": supervisor.totals.pool(),
-            "queues": [*queues, *counted.values()],
-            "schedules": [figures for one in records for figures in schedule_figures(one)],
+            "queues": list(supervisor.totals.queues().values()),
             "supervisor": supervisor.describe(),
             "autoscaler": None if acting is None else acting.report(),
+        }
+
+    def stats() -> Stats:
+        store = supervisor.store()
+        records = store.queues.list(active=True)
+        depths, figures = [queue_depths(store, one) for one in records], store.stats()
+        here = local()
+        counted = {one["queue"]: one for one in here["queues"]}
+        queues = [{**counted.pop(one["queue"], {}), **one} for one in depths]
+        return {
+            **here,
+            "store": _added(figures, supervisor.totals.parts().get("store", {})),
+            "queues": [*queues, *counted.values()],
+            "schedules": [of for one in records for of in schedule_figures(one)],
         }
 
     routes = {
         "/livez": lambda rest: yes_or_no(True, ""),  # it answers, and replaces its processes by itself
         "/readyz": lambda rest: yes_or_no(supervisor.ready, "fewer processes than wanted consume"),
         "/healthz": health,
-        "/metrics": _metrics_route(_Kept(stats)),
+        "/metrics": _metrics_route(stats, local),
         **scale_routes(supervisor.store, autoscaler),
     }
     return HttpEndpoint(bind, routes, public=public)

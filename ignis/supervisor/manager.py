@@ -139,6 +139,11 @@ class Supervisor:
             return self._store
 
     @property
+    def opened(self) -> Store | None:
+        """The workers' store, where it is open here. Waits for nobody."""
+        return self._store
+
+    @property
     def queues(self) -> list[str]:
         """The queues that run in any process."""
         return sorted({name for one in list(self._living) for name in one.started.get("queues", [])})

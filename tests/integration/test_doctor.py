@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from ignis import Ignis
+from ignis import Ignis, Queue
 from ignis.cli import main
-from ignis.errors import StoreBusyError, StoreFormatError
+from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
+from ignis.metrics import Collector, Exposition
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.native.store import Log
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord
 from ignis.storage.embedded.check import Alone, check_store
 from ignis.storage.embedded.log_files import ENTRY_HEADER_BYTES, SECTOR_BYTES, Segment, parse_name
+from tests.support.disk import disk, fill_disk
 
 QUEUES = 16
 SMALL = {"max_store_bytes": 64 << 20}  # and small segments
@@ -439,3 +442,43 @@ def test_a_store_over_lmdb_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["doctor", f"{tmp_path}/store", "--repair"]) != 0
     assert "kept in LMDB" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
+
+
+def publish_until_refused(queue: Queue[bytes], **options: Any) -> None:
+    with contextlib.suppress(StoreFullError):
+        while True:
+            queue.publish_many([bytes(900)] * 100, **options)
+
+
+def test_a_full_disk_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is damaged, and it ends with 1: what is published is refused."""
+    with disk(tmp_path / "disk", "24m") as path:
+        with Ignis(f"embedded://{path}/store") as app:
+            app.queue("jobs", bytes).publish(b"one")
+            assert app.store.stats()["free_bytes"] > 1 << 20
+            fill_disk(path / "ballast")
+            publish_until_refused(app.queue("jobs"))
+            figures = app.store.stats()
+            assert (figures["free_bytes"], figures["refused_loads_limit"]) == (0, 0)
+            assert figures["refused_loads_room"] == app.store.process_stats()["refused_loads_room"] >= 1
+            text = Exposition(Collector(app.stats)).text().decode()
+            assert "ignis_store_free_bytes 0.0" in text
+            assert f'ignis_store_refused_loads_total{{reason="room"}} {figures["refused_loads_room"]}.0' in text
+        assert main(["doctor", f"{path}/store"]) == 1
+        said = capsys.readouterr().out
+        assert "sound" in said.splitlines()
+        assert "PROBLEM room: 0 B free on the disk: loads are refused, or will be soon" in said
+        (path / "ballast").unlink()
+        assert main(["doctor", f"{path}/store", "--json"]) == 0
+        room = json.loads(capsys.readouterr().out)["room"]
+        assert (room["short"], room["free_bytes"] > 1 << 20) == (False, True)
+
+
+def test_the_limit_of_a_store_is_another_reason(tmp_path: Path) -> None:
+    with Ignis(f"embedded://{tmp_path}/store", store={"max_store_bytes": 4 << 20}) as app:
+        queue = app.queue("jobs", bytes)
+        publish_until_refused(queue)
+        figures = app.store.stats()
+        assert (figures["refused_loads_limit"], figures["refused_loads_room"]) == (1, 0)
+        publish_until_refused(queue, delay=3_600)
+        assert app.store.stats()["refused_loads_limit"] == 2

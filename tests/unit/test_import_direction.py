@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
             "near_names private_files regular_files service_notify stack_file stop_signals urls"
         ),
-        "bench_report config deploy file_lock hooks main_guard metric_names native places process_hooks",
+        "bench_report bounded_call config deploy file_lock hooks main_guard metric_names native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
         "body_codec",
         "message sweep_result upkeep",
@@ -250,7 +250,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "store",
     ),
     "ignis.storage.embedded": (
-        "atomic_files keys listening log_files maintenance options waiters",
+        "atomic_files keys listening log_files maintenance options room waiters",
         "clock format owners salvaged",
         "check directory",
         "catalogue context repair",

@@ -60,7 +60,7 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpE
     def exposition() -> Exposition:
         from ignis.metrics import Exposition, FigureCollector
 
-        return Exposition(FigureCollector(figures))
+        return Exposition(FigureCollector(figures, broker.store_stats))
 
     routes = {"/livez": live, "/readyz": ready, "/healthz": health, "/metrics": metrics_route(exposition)}
     return HttpEndpoint(bind, routes, public=public)

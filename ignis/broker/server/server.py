@@ -44,7 +44,7 @@ from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
 from ignis.broker.server.ticker import Ticker
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
-from ignis.errors import ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
+from ignis.errors import ClosedError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
@@ -372,6 +372,13 @@ class Broker:
     def figures(self) -> list[Figure]:
         """What METRICS answers. Counters rise from the broker's start; the rate is since the last call."""
         return self._metrics.figures()
+
+    def store_stats(self) -> dict[str, int | float | str]:
+        """Figures of the store. From any thread but the loop's: it asks the store. Raises what the store raises."""
+        applications = self._table.all
+        if not applications:
+            raise ClosedError(f"broker {self.id} has no store open")
+        return applications[0].store.stats()
 
     @property
     def applications(self) -> list[Application]:

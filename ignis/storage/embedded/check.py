@@ -6,6 +6,7 @@ checksum is looked at: also of what the next opening would not read, since messa
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -31,8 +32,10 @@ from ignis.storage.embedded.log_files import (
     Segment,
     parse_name,
 )
+from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owners import FILE as OWNERS_FILE
 from ignis.storage.embedded.owners import whole_file
+from ignis.storage.embedded.room import free_bytes, segment_bytes
 from ignis.storage.embedded.salvaged import salvaged
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import check_way
@@ -97,6 +100,10 @@ class Report:
     directory: str
     classes: list[ClassReport] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    free_bytes: int | None = None
+    """On the file system; None = it does not say."""
+    short_of_room: bool = False
+    """Whether there is less than a log takes next: loads are refused, or will be soon. The store may be sound all the same."""
     """Of the directory itself."""
 
     def all_problems(self) -> list[Problem]:
@@ -110,6 +117,7 @@ class Report:
         return {
             "directory": self.directory,
             "sound": self.sound,
+            "room": None if self.free_bytes is None else {"free_bytes": self.free_bytes, "short": self.short_of_room},
             "problems": [one.document() for one in self.problems],
             "classes": [one.document() for one in self.classes],
         }
@@ -164,6 +172,9 @@ def check_store(directory: Path) -> Report:
         classes = [name for name in DURABILITIES if (directory / name).is_dir()]
         _check_directory(report, directory, names, classes)
         report.classes += (_check_class(directory / name, name) for name in classes)
+        with contextlib.suppress(OSError):  # a file system that does not say
+            report.free_bytes = free_bytes(directory)
+            report.short_of_room = report.free_bytes < segment_bytes(directory, StoreOptions().max_store_bytes)
     return report
 
 

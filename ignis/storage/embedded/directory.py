@@ -6,7 +6,6 @@ After ``fork`` the child has none of it: it opens its own.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -25,6 +24,7 @@ from ignis.storage.embedded.listening import Listener
 from ignis.storage.embedded.maintenance import IntervalFlusher, Maintenance
 from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owners import Owners
+from ignis.storage.embedded.room import SMALLEST_SEGMENT_BYTES, RefusedLoads, segment_bytes
 from ignis.storage.in_flight import Gate
 from ignis.storage.os_errors import store_error, store_errors, without_means
 from ignis.storage.private_directory import check_way
@@ -35,9 +35,6 @@ __all__ = ["Directory", "open_directory", "release_directory"]
 log = logging.getLogger("ignis.storage")
 
 _FORK_WAIT_S = 2.0
-_LARGEST_SEGMENT_BYTES = 16 << 20
-_SMALLEST_SEGMENT_BYTES = 1 << 20
-_SEGMENTS_THAT_FIT = 64
 
 
 class Directory:
@@ -47,6 +44,7 @@ class Directory:
         self.path = path
         self.options = options
         self.users = 0
+        self.refused_loads = RefusedLoads()
         self.gates: set[Gate] = set()
         self.opening = threading.Lock()
         self._logs: dict[str, Log] = {}
@@ -124,10 +122,10 @@ class Directory:
             check_private(path)
             look_at_segments(path, self.path)
             try:
-                opened = self._new_log(path, self._segment_bytes())
+                opened = self._new_log(path, segment_bytes(self.path, self.options.max_store_bytes))
             except StoreFullError:
                 # Who comes to make room must get in.
-                opened = self._new_log(path, _SMALLEST_SEGMENT_BYTES)
+                opened = self._new_log(path, SMALLEST_SEGMENT_BYTES)
         self._tell_damage(path, opened)
         if durability == "interval":
             try:
@@ -145,12 +143,6 @@ class Directory:
             busy_after_s=self.options.write_timeout_s,
             segment_bytes=segment_bytes,
         )
-
-    def _segment_bytes(self) -> int:
-        """A log lays its segments out ahead: on a small file system, or for a small store, they are smaller."""
-        disk = os.statvfs(self.path)
-        room = min(disk.f_blocks * disk.f_frsize, self.options.max_store_bytes)
-        return max(_SMALLEST_SEGMENT_BYTES, min(_LARGEST_SEGMENT_BYTES, room // _SEGMENTS_THAT_FIT))
 
     def _tell_damage(self, path: Path, opened: Log) -> None:
         figures = opened.figures()

@@ -64,7 +64,8 @@ class EmbeddedLater(KeepsLater):
         if not batches:
             self._catalogue.find(magazine)
             return []
-        firsts = self._with_later(magazine, [shard for shard, _ in batches], load)
+        with self._store.directory.refused_loads:
+            firsts = self._with_later(magazine, [shard for shard, _ in batches], load)
         self.calls["loads"] += 1
         return firsts
 

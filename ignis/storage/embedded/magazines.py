@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ignis.errors import QueueNotFoundError
+from ignis.errors import QueueNotFoundError, StoreFullError
 from ignis.native import PackedBatch, Watch
 from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import NoShardError, Recall
@@ -107,8 +107,12 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
                 firsts = known.log.load(known.number, batches, durable=known.durability == "sync")
             except (QueueNotFoundError, NoShardError):
                 firsts = None  # made anew, or with other shards
+            except StoreFullError as exc:
+                self._directory.refused_loads.count(exc)
+                raise
         if firsts is None:
-            firsts = self._catalogue.on(magazine, self._writes.append, batches, ttl_s)
+            with self._directory.refused_loads:
+                firsts = self._catalogue.on(magazine, self._writes.append, batches, ttl_s)
             assert firsts is not None
         self.calls["loads"] += 1
         return firsts
@@ -140,10 +144,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         def load_later(found: Magazine, later: Magazine) -> list[LoadedOnce]:
             return load_once(found, batches, clock, expires_at_ms, until_ms, later, dues_ms or ())
 
-        if dues_ms is None:
-            loaded = self._catalogue.on(magazine, load)
-        else:
-            loaded = self._with_later(magazine, [shard for shard, _ in batches], load_later)
+        with self._directory.refused_loads:
+            if dues_ms is None:
+                loaded = self._catalogue.on(magazine, load)
+            else:
+                loaded = self._with_later(magazine, [shard for shard, _ in batches], load_later)
         self.calls["loads"] += 1
         return loaded
 
@@ -318,6 +323,8 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         unflushed = self._writes.try_together(writes)
         for write in writes:
             self.calls["deletes" if write.batches is None else "loads"] += write.done
+            if isinstance(write.error, StoreFullError) and write.batches is not None:
+                self._directory.refused_loads.count(write.error)
         return unflushed
 
     def try_load_lone(
@@ -329,7 +336,8 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         ttl_s: float | None,
         taker: LoneReceiver | None = None,
     ) -> PendingSync | bool:
-        loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
+        with self._directory.refused_loads:
+            loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
         self.calls["loads"] += loaded is not False
         return loaded
 

@@ -22,6 +22,7 @@ from ignis.storage.embedded.locks import EmbeddedLocks
 from ignis.storage.embedded.magazines import EmbeddedMagazines
 from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.queues import EmbeddedQueues
+from ignis.storage.embedded.room import free_bytes
 from ignis.storage.records import Owner
 
 __all__ = ["EmbeddedStore", "open_store"]
@@ -123,16 +124,19 @@ class EmbeddedStore(Store):
                 "unreadable_reads": self._unreadable_reads(),
                 "max_store_bytes": self.directory.options.max_store_bytes,
                 **self._magazines.calls,
+                **self.directory.refused_loads.figures(),
             }
             for name, one in opened.items():
                 figures[f"used_bytes_{name}"] = one["living_bytes"]
                 figures[f"generation_{name}"] = one["generation"]
+            with contextlib.suppress(OSError):  # a figure less
+                figures["free_bytes"] = free_bytes(self.directory.path)
             return figures
         finally:
             self._context.gate.leave()
 
     def process_stats(self) -> dict[str, int | float]:
-        figures: dict[str, int | float] = {**self._magazines.calls}
+        figures: dict[str, int | float] = {**self._magazines.calls, **self.directory.refused_loads.figures()}
         with contextlib.suppress(ClosedError):
             self._context.gate.enter()
             try:
