@@ -8,11 +8,22 @@ all of them take at most 12 KiB.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
-__all__ = ["MAX_HISTORY_BYTES", "MOST_ATTEMPTS", "Attempt", "extended", "parsed", "trace_of", "type_name"]
+__all__ = [
+    "MAX_HISTORY_BYTES",
+    "MOST_ATTEMPTS",
+    "Attempt",
+    "extended",
+    "parsed",
+    "trace_of",
+    "type_name",
+    "without_callers",
+]
 
 MOST_ATTEMPTS = 8
 MOST_ERROR_BYTES = 300
@@ -24,13 +35,21 @@ MOST_ATTEMPT_BYTES = MOST_ERROR_BYTES + MOST_TRACE_BYTES + MOST_WORKER_BYTES + M
 MAX_HISTORY_BYTES = 12 << 10
 _MOST_FRAMES = 6
 _MOST_WALKED = 60
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_STANDARD = os.path.dirname(os.__file__)
 _CALLERS = (
-    "ignis/consumer/handler.py",
-    "ignis/consumer/middleware.py",
-    "asyncio/tasks.py",
-    "asyncio/base_events.py",
-    "asyncio/runners.py",
+    *(os.path.join(_STANDARD, *names) for names in (("asyncio", ""), ("concurrent", "futures", ""), ("threading.py",))),
+    os.path.join(_PACKAGE, ""),
+    "ignis/native/",  # compiled: under no root
 )
+"""Where what stands between a worker and the user's code is from."""
+_USERS = os.path.join(_PACKAGE, "demo", "")
+"""Its handlers are as anybody's."""
+_BETWEEN = (
+    os.path.join(_PACKAGE, "consumer", ""),
+    *(os.path.join(_STANDARD, "asyncio", name) for name in ("tasks.py", "base_events.py", "runners.py")),
+)
+"""What stands between two frames of the user's: each middleware has several of ours."""
 _MOST_MS = (1 << 63) - 1
 
 
@@ -98,7 +117,8 @@ def trace_of(exc: BaseException) -> str:
         walked = traceback.walk_tb(exc.__traceback__)
         frames = traceback.StackSummary.extract(walked, limit=-_MOST_WALKED, lookup_lines=False)
         # First without ours, of which each middleware has several, and then the last of them.
-        theirs = [frame for frame in frames if not frame.filename.endswith(_CALLERS)]
+        begins = next((n for n, frame in enumerate(frames) if not _is_caller(frame.filename)), len(frames))
+        theirs = [frame for frame in frames[begins:] if not frame.filename.startswith(_BETWEEN)] or frames
         lines: list[str] = []
         for frame in theirs[-_MOST_FRAMES:]:
             lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
@@ -107,6 +127,18 @@ def trace_of(exc: BaseException) -> str:
         return _end("\n".join(lines), MOST_TRACE_BYTES)
     except BaseException:  # the source lines are asked of whatever has loaded the user's module
         return ""
+
+
+def without_callers(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame of the user's code on; all of it where there is none."""
+    found = trace
+    while found is not None and _is_caller(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    return found or trace
+
+
+def _is_caller(file: str) -> bool:
+    return file.startswith(_CALLERS) and not file.startswith(_USERS)
 
 
 def type_name(value: object) -> str:

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from types import TracebackType
 
 from ignis.escaping import print_trace
 
@@ -32,10 +33,13 @@ def log_safely(
     text: str,
     *args: object,
     exc_info: BaseException | bool | None = None,
+    trace_from: Callable[[TracebackType | None], TracebackType | None] | None = None,
     extra: Mapping[str, object] | None = None,
 ) -> None:
     """Logs, from a thread that must go on. A log handler that raises is named in a line of its own and goes no
     further; where it raises for that as well the error is on stderr.
+
+    ``trace_from`` gives the part of an exception's traceback that is shown.
 
     What is no character in a text or an exception, such as the bytes of a file's name that is not UTF-8, is logged as its
     escape: a stream would refuse the whole line.
@@ -45,9 +49,11 @@ def log_safely(
             return
         exc = sys.exc_info()[1] if exc_info is True else exc_info or None
         said = text % args if args else text
-        trace = "" if exc is None else "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+        began = None if exc is None else exc.__traceback__ if trace_from is None else trace_from(exc.__traceback__)
+        info = None if exc is None else (type(exc), exc, began)
+        trace = "" if info is None else "".join(traceback.format_exception(*info))
         if _is_utf8(said) and _is_utf8(trace):
-            logger.log(level, text, *args, exc_info=exc, extra=extra)
+            logger.log(level, text, *args, exc_info=info, extra=extra)
         else:
             whole = f"{said}\n{trace}".rstrip().encode("utf-8", "backslashreplace").decode("utf-8")
             logger.log(level, "%s", whole, extra=extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from ignis.errors import UnreadableMessageError
@@ -9,7 +10,7 @@ from ignis.message import REASON_CORRUPT, STAYS, Message, returned_record
 from ignis.shovel_rounds import policy_in, shovel_retry_of
 from ignis.storage.base import QueueRecord
 
-__all__ = ["Where", "coming_back", "waits", "wanted"]
+__all__ = ["Where", "coming_back", "waits", "wanted", "why_waiting"]
 
 Where = Callable[[Message], bool]
 
@@ -39,6 +40,19 @@ def coming_back(record: bytes | None, where: Where | None, max_returns: int | No
         return returned_record(record, counted=True)
     except UnreadableMessageError:
         return None  # without a count it would come back for ever
+
+
+def why_waiting(record: bytes | None, max_returns: int) -> str:
+    """Why a message that the schedule leaves to a person does not come back, for the log."""
+    with contextlib.suppress(UnreadableMessageError):
+        message = Message.from_bytes(record or b"")
+        if message.reason in STAYS:
+            return f"failed as {message.reason}"
+        if message.given_up:
+            return "given up by the handler's retry"
+        if message.returns >= max_returns:
+            return f"came back {max_returns} time(s) (max_returns)"
+    return "cannot be read"
 
 
 def wanted(record: bytes, where: Where | None) -> bool:

@@ -6,9 +6,10 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ignis.cancellation import forget_former_requests
@@ -16,7 +17,7 @@ from ignis.config import check_number, check_whole, shown
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
-from ignis.shovel_choice import Where, coming_back, wanted
+from ignis.shovel_choice import Where, coming_back, wanted, why_waiting
 from ignis.shovel_owed import Owed, Place
 from ignis.shovel_picks import is_spent, pick, rows_of
 from ignis.stacks import roomy_stacks
@@ -58,6 +59,8 @@ class ShovelResult:
     kept: int = 0
     refused: int = 0
     waiting: int = 0
+    causes: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
+    """Of ``waiting``, as `why_waiting` says it."""
 
     def told(self, dry_run: bool) -> dict[str, int]:
         """For a document: by the names of these counts, and after a dry run by names that say that nothing has happened."""
@@ -70,6 +73,7 @@ class ShovelResult:
         self.kept += other.kept
         self.refused += other.refused
         self.waiting += other.waiting
+        self.causes += other.causes
 
 
 class ShovelPass:
@@ -237,7 +241,9 @@ class ShovelPass:
             fresh = coming_back(record, None, max_returns)
             if fresh is None:
                 staying.append((claim.shard, pointer))
-                result.waiting += max_returns is not None
+                if max_returns is not None:
+                    result.waiting += 1
+                    result.causes[why_waiting(record, max_returns)] += 1
             else:
                 moving.append(Transfer(claim.shard, pointer, fresh, claim.shard % main.shards))
         if moving:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from ignis.errors import IgnisError
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
 from ignis.message import Message
-from ignis.shovel_choice import coming_back, waits
+from ignis.shovel_choice import coming_back, waits, why_waiting
 from ignis.shovel_pass import ShovelPass, ShovelResult
 from ignis.shovel_rounds import Rounds, policy_in, round_due_s, shovel_retry_of
 from ignis.storage.base import QueueRecord
@@ -112,17 +113,18 @@ class ShovelSchedule:
             return self._run_rounds(text)
         self._rounds, self.given_up = None, 0
         limit = self._queue().settings.max_returns
-        waiting = self._all_waiting(limit)
-        if waiting is None:
+        causes = self._all_waiting(limit)
+        if causes is None:
             result = self._passes.run(None, None, None, limit)
             self.returned += result.moved
         else:
-            result = ShovelResult(kept=waiting)
-            result.waiting = waiting
+            count = sum(causes.values())
+            result = ShovelResult(kept=count, waiting=count, causes=causes)
         if result.waiting > self.waiting:
             log.warning(
-                "%d message(s) in the sideline of %s do not come back by themselves any more (max_returns = %d): they wait "
-                "for a person, see 'ignis sideline'", result.waiting, self._name, limit,
+                "%d message(s) in the sideline of %s wait for a person and do not come back by themselves, see 'ignis "
+                "sideline': %s",
+                result.waiting, self._name, ", ".join(f"{count} {cause}" for cause, count in sorted(result.causes.items())),
             )  # fmt: skip
         self.waiting = result.waiting
         return result
@@ -156,18 +158,18 @@ class ShovelSchedule:
         self._passes.add(result)
         return result
 
-    def _all_waiting(self, limit: int) -> int | None:
-        """Returns the number of messages in the sideline when the schedule may bring none of them back; None when it may.
+    def _all_waiting(self, limit: int) -> Counter[str] | None:
+        """Returns why the messages in the sideline wait when the schedule may bring none of them back; None when it may.
 
         Claims nothing. It counts what it has read: a message that fails meanwhile belongs to the next pass."""
         if limit <= 0:
-            return self._queue().sideline.pending()
-        seen = 0
+            return Counter({"never brought back (max_returns = 0)": self._queue().sideline.pending()})
+        causes: Counter[str] = Counter()
         for _, _, record in self._passes.pending():
             if coming_back(record, None, limit) is not None:
                 return None
-            seen += 1
-        return seen
+            causes[why_waiting(record, limit)] += 1
+        return causes
 
     def _plan(self, first: bool = False) -> None:
         """Sets the timer of the next pass; none for the interval 0."""

@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Callable
 
-from ignis.history import type_name
+from ignis.history import type_name, without_callers
 from ignis.hooks import call_user_code, log_safely
 from ignis.log_format import error_type
 from ignis.log_limit import LogLimit
@@ -112,13 +112,17 @@ class HandlerLog:
 
     def _write(self, level: int, key: str, text: str, exc: BaseException | None, event: str) -> None:
         if self.send is None:
-            log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
+            log_safely(
+                log, level, "%s", text, exc_info=exc, trace_from=without_callers, extra=self._fields(event, text)
+            )
             return
         try:
             self.send(level, key, cut(text), None if exc is None else failure_told(exc))
         except BaseException:
             # Whatever the exception's own text raises, or a parent that is gone: the message's outcome is told elsewhere.
-            log_safely(log, level, "%s", text, exc_info=exc, extra=self._fields(event, text))
+            log_safely(
+                log, level, "%s", text, exc_info=exc, trace_from=without_callers, extra=self._fields(event, text)
+            )
 
 
 def _more(count: int) -> str:
@@ -129,7 +133,7 @@ def failure_told(exc: BaseException) -> FailureTold:
     """What can be told of an exception; its own text may raise."""
     kind = error_type(exc)
     try:
-        trace = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
+        trace = "".join(traceback.format_exception(type(exc), exc, without_callers(exc.__traceback__))).rstrip()
         return cut(kind, 200), cut(str(exc), _MOST_ERROR_BYTES), cut(trace)
     except BaseException as odd:  # KeyboardInterrupt too: it is the user's code that is called here
         return cut(kind, 200), f"<text raises {type_name(odd)}>", cut(kind, 200)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from ignis.sweep_result import SweepResult
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SweepResult", "Sweeper"]
+__all__ = ["SweepResult", "Sweeper", "counts_from_s"]
 
 log = logging.getLogger("ignis.control.sweeper")
 
@@ -65,6 +65,13 @@ class _Queue:
     @property
     def sideline(self) -> str:
         return self.record.name + SIDELINE_SUFFIX
+
+
+def counts_from_s(records: Sequence[QueueRecord]) -> float:
+    """From when the initial delay of processes that begin counts, in seconds since 1970: the last pass of any process, or else
+    the making of the oldest queue. Until it is over nobody leads. ``records``: the stored queues, at least one."""
+    last_ms = max(one.extra.get(LAST_SWEEP, {}).get("at_ms", 0) for one in records)
+    return (last_ms or min(one.created_at_ms for one in records)) / 1000
 
 
 class Sweeper:
@@ -169,17 +176,14 @@ class Sweeper:
                 return
 
     def _first_due_s(self) -> float:
-        """The initial delay counts from the last pass of any process, or else from when the oldest queue was made: where
-        processes live for less than that, nobody would ever sweep."""
+        """Where processes live for less than the initial delay, nobody would ever sweep if it counted from their start."""
         delay_s = self._settings.initial_delay_s
         if not delay_s:
             return 0.0
         records = self._attempt(self._store.queues.list)
         if not records:
             return delay_s
-        last_ms = max(one.extra.get(LAST_SWEEP, {}).get("at_ms", 0) for one in records)
-        last_ms = last_ms or min(one.created_at_ms for one in records)
-        return due_in_s(delay_s, last_ms / 1000, self._clock())
+        return due_in_s(delay_s, counts_from_s(records), self._clock())
 
     def _scheduled(self) -> bool:
         try:

@@ -38,6 +38,19 @@ def test_nobody_leads_yet(embedded_url: str, new_app: MakeApp, run: Any) -> None
     ]  # fmt: skip
 
 
+def test_nobody_leads_before_the_first_sweep_is_due(
+    embedded_url: str, new_app: MakeApp, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the first ten minutes of any fleet: nothing is wrong then."""
+    new_app(embedded_url).queue("q").open()
+    code, out, _ = run("leader", "-u", embedded_url)
+    assert (code, "nobody yet: the first sweep is due in 9 min" in out) == (5, True)
+    assert 500 < json.loads(run("leader", "-u", embedded_url, "--json")[1])["first_sweep_due_s"] <= 600
+    assert "nobody yet" not in run("leader", "-u", embedded_url, "--scope", "schedules")[1]
+    monkeypatch.setenv("IGNIS_SWEEPER_INITIAL_DELAY_S", "0")
+    assert "nobody yet" not in run("leader", "-u", embedded_url)[1]
+
+
 def test_who_leads_and_what_was_swept(embedded_url: str, new_app: MakeApp, run: Any) -> None:
     app, other = new_app(embedded_url), new_app(embedded_url)
     app.store.queues.put(QueueRecord("q", extra={"sweep": {"epoch": 1, "at_ms": 1_700_000_000_000}}))
@@ -53,7 +66,7 @@ def test_who_leads_and_what_was_swept(embedded_url: str, new_app: MakeApp, run: 
     assert sorted(status.pop("members")) == sorted([owner, other.store.owner])
     assert status == {
         "kind": "file", "scope": "sweeper", "leader": owner, "sweeping": owner, "epoch": fence.epoch,
-        "here": False, "available": True, "trouble": "", "refused": False,
+        "here": False, "available": True, "trouble": "", "refused": False, "first_sweep_due_s": None,
         "swept_queues": {"q": {"epoch": 1, "at_ms": 1_700_000_000_000}},
     }  # fmt: skip
     code, out, _ = run("leader", "-u", embedded_url)

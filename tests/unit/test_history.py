@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.outcome import Failed
 from ignis.consumer.runner import Runner
 from ignis.control.redelivery import recover_owner
-from ignis.history import MAX_HISTORY_BYTES, MOST_ATTEMPT_BYTES, MOST_ATTEMPTS, Attempt, extended, parsed
+from ignis.errors import ConfigError
+from ignis.history import (
+    MAX_HISTORY_BYTES,
+    MOST_ATTEMPT_BYTES,
+    MOST_ATTEMPTS,
+    Attempt,
+    extended,
+    parsed,
+    trace_of,
+    without_callers,
+)
 from ignis.message import BodyCodec, Message, encode_meta, failed_record
 from ignis.native import CODEC_JSON, Record, encode_record
 from tests.apps import jobs
@@ -223,3 +234,38 @@ def test_the_frames_of_middleware_do_not_push_out_the_users_own() -> None:
     trace = outcome.attempts[0].trace
     assert trace.count("in layer") == 4
     assert trace.rstrip().endswith('raise RuntimeError("no")')
+
+
+@pytest.mark.parametrize("how", ["plain", "timeout", "coroutine", "coroutine with a time-out"])
+def test_a_trace_begins_with_the_handler(memory_app: ignis.Ignis, how: str) -> None:
+    """The bytes that it has are for the user's frames."""
+    queue = memory_app.queue("jobs", int, shovel_interval=0)
+    options: dict[str, Any] = {"timeout_s": 30} if "time" in how else {}
+
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise ValueError("deep")
+
+    async def handle_async(n: int) -> None:
+        deep(n)
+
+    def handle(n: int) -> None:
+        deep(n)
+
+    queue.handler(**options)(handle_async if "coroutine" in how else handle)
+    queue.publish(1)
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 1)
+    [message] = queue.sideline.peek(1)
+    frames = re.findall(r"in (\w+)$", message.envelope.history[-1].trace, re.MULTILINE)
+    assert frames == ["handle_async" if "coroutine" in how else "handle", "deep", "deep"]
+
+
+def test_a_trace_of_ours_alone_is_kept() -> None:
+    with pytest.raises(ConfigError) as raised:
+        ignis.Retry(attempts=0)
+    trace = raised.tb
+    assert without_callers(trace) is trace, "the user's call is the first"
+    assert without_callers(trace.tb_next) is trace.tb_next
+    assert trace_of(raised.value.with_traceback(trace.tb_next))

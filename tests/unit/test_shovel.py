@@ -16,7 +16,7 @@ from ignis import shovel as shovel_module
 from ignis import shovel_owed, shovel_pass
 from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
-from ignis.message import corrupt_record, encode_meta, failed_record
+from ignis.message import corrupt_record, encode_meta, failed_record, returned_record
 from ignis.native import CODEC_JSON, encode_record
 from ignis.shovel import ShovelResult
 from ignis.storage.base import Transfer
@@ -709,3 +709,27 @@ def test_nothing_is_tried_again_at_a_closed_store(
     eventually(lambda: owed._timer is None)
     found = new_app(embedded_url).queue("jobs", int, shards=1)
     assert len(found.sideline.store.abandoned("jobs_SIDELINE", 0, 0, 10, dead_owners=True)) == 3
+
+
+@pytest.mark.parametrize("some_come_back", [True, False])
+def test_the_log_says_why_each_message_waits(
+    app: ignis.Ignis, caplog: pytest.LogCaptureFixture, some_come_back: bool
+) -> None:
+    """``max_returns`` keeps only those back that came back so often."""
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0, max_returns=2)
+    queue.open()
+    fresh = encode_record(b"1", flags=CODEC_JSON, key=b"k")
+    twice = failed_record(fresh, "exception")
+    for _ in range(2):
+        twice = failed_record(returned_record(twice, counted=True), "exception")
+    given_up = failed_record(fresh, "exception", given_up=True)
+    records = [twice, given_up, given_up, failed_record(fresh, "cancelled")]
+    if some_come_back:
+        records.append(failed_record(fresh, "exception"))
+    queue.sideline.store.load_records(queue.sideline.name, 0, records)
+    queue.shovel._schedule.run()
+    [said] = [one.getMessage() for one in caplog.records if "wait for a person" in one.getMessage()]
+    assert said.startswith("4 message(s) in the sideline of jobs wait for a person and do not come back")
+    assert said.endswith(
+        "1 came back 2 time(s) (max_returns), 1 failed as cancelled, 2 given up by the handler's retry"
+    )
