@@ -8,10 +8,9 @@ from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
-from ignis.errors import IgnisError
-from ignis.storage.base import QueueRecord, QueueStore
+from ignis.storage.base import QueueRecord
 
-__all__ = ["PROGRESS", "ToldProgress", "progress_of", "store_progress"]
+__all__ = ["PROGRESS", "ToldProgress", "progress_of", "put_progress"]
 
 PROGRESS = "progress"
 """Where the stored queue keeps it in its ``extra``: id -> [fraction, text, owner, when, in ms]."""
@@ -33,26 +32,20 @@ class ToldProgress(NamedTuple):
     at_ms: int
 
 
-def store_progress(
-    queues: QueueStore, queue: str, owner: str, now: Mapping[bytes, tuple[float, str]], before: Iterable[bytes]
+def put_progress(
+    record: QueueRecord, owner: str, now: Mapping[bytes, tuple[float, str]], before: Iterable[bytes], at_ms: int
 ) -> None:
-    """Stores the progress of these messages, and removes that of those that were there before and have ended. At most 50 of a
-    queue are kept, the latest. What the store refuses is left out: it is for people."""
+    """Puts the progress of these messages into the record, and removes that of those that were there before and have ended. At
+    most 50 of a queue are kept, the latest."""
     ended = {str(UUID(bytes=id)) for id in before}
-    at_ms = time.time_ns() // 1_000_000
-
-    def change(record: QueueRecord) -> None:
-        kept = {one.id: one for one in progress_of(record, at_ms) if one.id not in ended}
-        for id, (fraction, text) in now.items():
-            kept[str(UUID(bytes=id))] = ToldProgress(str(UUID(bytes=id)), fraction, text[:_TEXT_CHARS], owner, at_ms)
-        newest = sorted(kept.values(), key=lambda one: one.at_ms)[-_MOST:]
-        if newest:
-            record.extra[PROGRESS] = {one.id: list(one[1:]) for one in newest}
-        else:
-            record.extra.pop(PROGRESS, None)
-
-    with suppress(IgnisError):
-        queues.update(queue, change)
+    kept = {one.id: one for one in progress_of(record, at_ms) if one.id not in ended}
+    for id, (fraction, text) in now.items():
+        kept[str(UUID(bytes=id))] = ToldProgress(str(UUID(bytes=id)), fraction, text[:_TEXT_CHARS], owner, at_ms)
+    newest = sorted(kept.values(), key=lambda one: one.at_ms)[-_MOST:]
+    if newest:
+        record.extra[PROGRESS] = {one.id: list(one[1:]) for one in newest}
+    else:
+        record.extra.pop(PROGRESS, None)
 
 
 def progress_of(record: QueueRecord, now_ms: int | None = None) -> list[ToldProgress]:
@@ -63,7 +56,7 @@ def progress_of(record: QueueRecord, now_ms: int | None = None) -> list[ToldProg
     for id, entry in found.items() if isinstance(found, dict) else ():
         with suppress(TypeError, ValueError):  # another version, or another program, may have written there
             fraction, text, owner, at_ms = entry
-            one = ToldProgress(str(UUID(id)), float(fraction), str(text), str(owner), int(at_ms))
+            one = ToldProgress(str(UUID(str(id))), float(fraction), str(text), str(owner), int(at_ms))
             if now_ms - one.at_ms < _AGE_MS:
                 told.append(one)
     return told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ignis.cli import exit_codes, output
@@ -19,8 +21,11 @@ __all__ = ["workers"]
 @common_options
 @pass_state
 def workers(state: State, queue: str | None) -> int:
-    """Shows who has claimed messages, of QUEUE or of all queues: how many, for how long, and who of them is dead. Below it
-    stands how far messages have come whose handlers say so.
+    """Shows who has claimed messages, of QUEUE or of all queues, and who is dead.
+
+    "longest" is how long the longest call of a handler has run. Where no handler runs, it is the age of the oldest claim
+    since it was made or renewed. Below stand the messages that handlers have been at for 5 s or more, by the ids that
+    `ignis queue cancel` takes, and how far those have come whose handlers say so.
 
     Who is idle holds nothing and is not shown; the health address of `ignis worker` shows its processes.
     """
@@ -52,16 +57,25 @@ def workers(state: State, queue: str | None) -> int:
         for one in found
     ]
     output.table(columns, rows, right=["in flight", "longest"])
-    if told:
-        rows = [
-            [
-                one["queue"],
-                one["id"],
-                f"{one['fraction']:.0%}",
-                output.preview(one["text"], 60),
-                output.preview(one["owner"], 60),
-            ]
-            for one in told
-        ]
-        output.table(["queue", "message", "progress", "at", "owner"], rows, right=["progress"])
+    if rows := _calls(found, told):
+        output.table(["queue", "message", "running", "progress", "at", "owner"], rows, right=["running", "progress"])
     return exit_codes.OK
+
+
+def _calls(found: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[list[str]]:
+    """The messages that take long, the longest first, and those of which there is progress."""
+    progress = {(one["queue"], one["id"]): one for one in told}
+    long = [(owner["magazine"], call["id"], owner["owner"], call) for owner in found for call in owner["long_calls"]]
+    long.sort(key=lambda one: -one[3]["running_s"])
+    rows = []
+    for queue, id, owner, call in long:
+        more = f" and {call['messages'] - 1} more" if call["messages"] > 1 else ""
+        rows.append(
+            [queue, id + more, output.age(call["running_s"]), *_progress(progress.pop((queue, id), None)), owner]
+        )
+    rows += [[one["queue"], one["id"], "-", *_progress(one), one["owner"]] for one in progress.values()]
+    return [[*row[:-1], output.preview(row[-1], 60)] for row in rows]
+
+
+def _progress(told: dict[str, Any] | None) -> list[str]:
+    return ["-", "-"] if told is None else [f"{told['fraction']:.0%}", output.preview(told["text"] or "-", 60)]

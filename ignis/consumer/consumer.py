@@ -85,7 +85,7 @@ class Consumer:
         )
         claims_of = (queue, settings, self._dispatcher, self._in_hand, self.counts, self._ended_by)
         self._claims: Claims = LoopClaims(*claims_of) if spec.pool == "async" else ThreadClaims(*claims_of)
-        self._long_work = LongWork(queue, self._in_hand, self._cancel, may_cancel=spec.batch_size is None)
+        self._long_work = LongWork(queue, self._in_hand, self._cancel, self._calls, may_cancel=spec.batch_size is None)
         self._pool_lock = threading.RLock()
         self._pool = make_pool(
             spec,
@@ -245,6 +245,9 @@ class Consumer:
     def _cancel(self, request_id: int) -> None:
         for worker in list(self._pool.workers):
             worker.cancel(request_id)
+
+    def _calls(self) -> list[tuple[int, int, float | None]]:
+        return [call for worker in list(self._pool.workers) for call in worker.calls()]
 
     def figures(self) -> ConsumerFigures:
         """Counts since the start, and what is in flight now."""

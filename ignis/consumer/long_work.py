@@ -1,7 +1,7 @@
-"""Looks after what takes long in one consumer: who cancelled any of it, and how far it says to have come.
+"""Looks after what takes long in one consumer: who cancelled any of it, since when it runs, and how far it says to have come.
 
-Both travel in the queue's record, see `ignis.cancellation` and `ignis.told_progress`. It is read once a second, and only while
-something has been in hand since the look before.
+All travel in the queue's record, see `ignis.cancellation`, `ignis.told_calls` and `ignis.told_progress`. It is read once a
+second, and only while something has been in hand since the look before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ignis.errors import IgnisError, UnreadableMessageError
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED
 from ignis.native import Record
-from ignis.told_progress import store_progress
+from ignis.storage.base import QueueRecord
+from ignis.told_calls import put_calls
+from ignis.told_progress import put_progress
 from ignis.upkeep import Timer, timers_of
 
 __all__ = ["LongWork"]
@@ -32,6 +34,14 @@ log = logging.getLogger("ignis.consumer")
 LOOK_S = 1.0
 _STORE_S = 5.0
 """Progress is stored at most so often."""
+_STORE_CALLS_S = 10.0
+"""Where nobody tells progress."""
+LONG_S = 5.0
+"""A call that has run for so long is stored, for people who look."""
+_MOST_CALLS = 20
+
+Call = tuple[int, int, "float | None"]
+"""(first request id, messages, seconds so far if known)."""
 
 
 class LongWork:
@@ -41,15 +51,23 @@ class LongWork:
         queue: whose messages they are.
         in_hand: the messages that are with workers.
         cancel: called with the request id of a message that is to end, again and again while it is in hand.
+        calls: gives the calls of the handler that are in progress.
         may_cancel: whether one message of a call can be cancelled: not of a batch.
     """
 
     def __init__(
-        self, queue: QueueContext[Any], in_hand: InHand, cancel: Callable[[int], None], *, may_cancel: bool
+        self,
+        queue: QueueContext[Any],
+        in_hand: InHand,
+        cancel: Callable[[int], None],
+        calls: Callable[[], list[Call]],
+        *,
+        may_cancel: bool,
     ) -> None:
         self._queue = queue
         self._in_hand = in_hand
         self._cancel = cancel
+        self._calls = calls
         self._may_cancel = may_cancel
         self._lock = threading.Lock()  # over the timer
         self.timer: Timer | None = None
@@ -57,6 +75,8 @@ class LongWork:
         self._newest = 0  # the number of the newest chunk, at the last look
         self._said = LimitedLog(log)
         self._stored: dict[bytes, tuple[float, str]] = {}  # what of this consumer's is in the store
+        self._since: dict[int, tuple[int, int]] = {}  # first request id of a call -> since, in ms since 1970; messages
+        self._stored_calls: dict[bytes, tuple[int, int]] = {}
         self._store_at = 0.0
         self._over: list[bytes] = []  # ids of those that were to end and have, of whose requests the store still knows
         self.asked: dict[int, bytes] = {}
@@ -78,6 +98,7 @@ class LongWork:
             timer.cancel()
         self._forget(list(self.asked))
         self._forget_stored()
+        self._since.clear()
         self._store_told([])
 
     def _plan(self) -> None:
@@ -91,7 +112,9 @@ class LongWork:
         before = self._newest
         oldest, self._newest = self._in_hand.numbers()
         try:
-            if 0 < oldest <= before:
+            long = 0 < oldest <= before
+            self._look_at_calls(self._calls() if long else [])
+            if long:
                 self.look()
             self._forget([one for one in list(self.asked) if self._in_hand.place(one) is None])
             self._forget_stored()
@@ -100,7 +123,7 @@ class LongWork:
         except IgnisError as exc:
             self._said.warning("what runs long of %s could not be looked after: %s", self._queue.name, exc)
         finally:
-            if oldest or self.asked or self._over or self._stored:
+            if oldest or self.asked or self._over or self._stored or self._stored_calls:
                 self._plan()
 
     def look(self) -> None:
@@ -167,7 +190,29 @@ class LongWork:
         chunk, start = self._in_hand.locate(first_id)
         return _ids_of(chunk.records[start : start + count], first_id)
 
-    # -- progress
+    # -- how long, and how far
+
+    def _look_at_calls(self, calls: list[Call]) -> None:
+        """Notes since when these run; where nobody knows it, since this look."""
+        now_ms = time.time_ns() // 1_000_000
+        since: dict[int, tuple[int, int]] = {}
+        for first_id, messages, took_s in calls:
+            known = self._since.get(first_id)
+            since[first_id] = (now_ms - round((took_s or 0.0) * 1_000) if known is None else known[0], messages)
+        self._since = since
+
+    def long_calls(self) -> dict[bytes, tuple[int, int]]:
+        """Message id -> (since when, in ms since 1970; messages of the call): the longest of what runs for `LONG_S` or more."""
+        before_ms = time.time_ns() // 1_000_000 - LONG_S * 1_000
+        found = sorted(
+            (since_ms, one, messages) for one, (since_ms, messages) in self._since.items() if since_ms <= before_ms
+        )
+        long: dict[bytes, tuple[int, int]] = {}
+        for since_ms, request_id, messages in found[:_MOST_CALLS]:
+            with contextlib.suppress(LookupError, UnreadableMessageError):  # accounted for meanwhile
+                chunk, index = self._in_hand.locate(request_id)
+                long[Record(chunk.records[index]).id] = (since_ms, messages)
+        return long
 
     def told(self) -> list[Work]:
         """What runs here and has told its progress."""
@@ -180,11 +225,19 @@ class LongWork:
     def _store_told(self, works: list[Work]) -> None:
         """Stores what has changed, and removes what has ended."""
         now = {work.id: (work.fraction or 0.0, work.text) for work in works}
-        if now == self._stored and not now:
+        calls = self.long_calls()
+        if not (now or calls or self._stored or self._stored_calls):
             return
-        self._store_at = time.monotonic() + _STORE_S
-        store_progress(self._queue.store.queues, self._queue.name, self._queue.store.owner, now, self._stored.keys())
-        self._stored = now
+        self._store_at = time.monotonic() + (_STORE_S if now or calls != self._stored_calls else _STORE_CALLS_S)
+        owner, at_ms = self._queue.store.owner, time.time_ns() // 1_000_000
+
+        def change(record: QueueRecord) -> None:
+            put_progress(record, owner, now, self._stored.keys(), at_ms)
+            put_calls(record, owner, calls, self._stored_calls.keys(), at_ms)
+
+        with contextlib.suppress(IgnisError):  # it is for people
+            self._queue.store.queues.update(self._queue.name, change)
+        self._stored, self._stored_calls = now, calls
 
 
 def _ids_of(records: Sequence[bytes], first_id: int) -> Iterator[tuple[int, bytes]]:

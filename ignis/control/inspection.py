@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from ignis.control.queue_depths import shard_states
 from ignis.control.refresher import EXPIRED
@@ -14,10 +16,12 @@ from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.message_filter import UNKNOWN
+from ignis.native import Record
 from ignis.pausing import PAUSED
 from ignis.shovel_choice import waits
 from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import Abandoned, QueueRecord, Store
+from ignis.told_calls import calls_of
 
 __all__ = [
     "Reason", "Row", "claim_owners", "failure_of", "message_dict", "queue_settings", "queue_state", "scan_magazine",
@@ -79,24 +83,36 @@ def queue_state(record: QueueRecord) -> str:
 
 
 def claim_owners(store: Store, magazine: str, most_messages: int = 0) -> list[dict[str, Any]]:
-    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed.
+    """The busiest first. ``dead``: provably; ``long_calls``: what its handlers have been at for some seconds, where the claimed
+    messages have a handler; ``oldest_claim_s``: since the longest of these calls began, or since a claim was made or renewed,
+    whichever is longer.
 
     ``most_messages`` of each are listed under ``messages``, those that it has had longest: what it is at.
     """
     found: dict[str, dict[str, Any]] = {}
     held: dict[str, list[Abandoned]] = {}
     now_s = time.time()
+    record = None if magazine.endswith(SIDELINE_SUFFIX) else store.queues.get(magazine)
+    told = {} if record is None else {one.id: one for one in calls_of(record)}
     for state in shard_states(store, magazine):
         if not state.in_flight:
             continue
         for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST_CLAIMS):
             row = found.setdefault(
                 one.owner,
-                {"magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False},
-            )
+                {
+                    "magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False,
+                    "long_calls": [],
+                },
+            )  # fmt: skip
             row["in_flight"] += 1
             row["oldest_claim_s"] = max(row["oldest_claim_s"], _age_s(one, now_s))
             row["dead"] = row["dead"] or one.owner_dead
+            call = told.get(_id_of(one.record)) if told else None
+            if call is not None and call.owner == str(one.owner):
+                call_s = round(max(0.0, now_s - call.since_ms / 1000), 3)
+                row["long_calls"].append({"id": call.id, "running_s": call_s, "messages": call.messages})
+                row["oldest_claim_s"] = max(row["oldest_claim_s"], call_s)
             if most_messages:
                 longest = held.setdefault(one.owner, [])
                 longest.append(one)
@@ -104,6 +120,8 @@ def claim_owners(store: Store, magazine: str, most_messages: int = 0) -> list[di
                 del longest[most_messages:]
     for owner, longest in held.items():
         found[owner]["messages"] = [_claimed(one, now_s) for one in longest]
+    for row in found.values():
+        row["long_calls"].sort(key=lambda call: -call["running_s"])
     return sorted(found.values(), key=lambda row: -row["in_flight"])
 
 
@@ -118,6 +136,13 @@ def _claimed(one: Abandoned, now_s: float) -> dict[str, Any]:
         **{name: stored.get(name) for name in ("shard", "pointer", "id", "key", "attempt")},
         "claimed_s": _age_s(one, now_s),
     }
+
+
+def _id_of(record: bytes | None) -> str:
+    if record is not None:
+        with suppress(UnreadableMessageError):
+            return str(UUID(bytes=Record(record).id))
+    return ""
 
 
 class Reason:

@@ -15,6 +15,7 @@ import ignis
 from ignis.cancellation import CANCEL, requests_of
 from ignis.cli import exit_codes, main
 from ignis.config import ConsumerSettings
+from ignis.consumer import long_work as long_work_module
 from ignis.consumer import work
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.long_work import LongWork
@@ -24,7 +25,8 @@ from ignis.metrics import Collector, Exposition
 from ignis.native import encode_record
 from ignis.storage.base import QueueRecord, Transfer
 from ignis.testing import drain, make_context
-from ignis.told_progress import PROGRESS, progress_of, store_progress
+from ignis.told_calls import CALLS, calls_of, put_calls
+from ignis.told_progress import PROGRESS, progress_of, put_progress
 from tests.apps import long_work
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Journal, eventually
@@ -381,6 +383,56 @@ def test_the_command_line(embedded_url: str, new_app: MakeApp, capsys: pytest.Ca
         handler.over.set()
 
 
+@pytest.mark.parametrize("pool", ["thread", "thread with a time-out", "async", "process", "batch"])
+def test_how_long_a_call_has_run_is_shown_whatever_was_renewed(
+    pool: str, embedded_url: str, new_app: MakeApp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    journal: Journal,
+) -> None:  # fmt: skip
+    for name in ("LONG_S", "_STORE_S", "_STORE_CALLS_S"):
+        monkeypatch.setattr(long_work_module, name, 0.5)
+    app = new_app(embedded_url)
+    queue = app.queue("long", str, shards=1, shovel_interval=0)
+    over = threading.Event()
+
+    def wait(body: Any) -> None:
+        assert over.wait(WAIT_S)
+
+    async def wait_async(body: str) -> None:
+        await asyncio.to_thread(over.wait, WAIT_S)
+
+    if pool == "process":
+        queue.handler(pool="process")(long_work.work)
+    elif pool == "async":
+        queue.handler(wait_async)
+    elif pool == "batch":
+        queue.handler(batch_size=2)(wait)
+    else:
+        queue.handler(**({"timeout_s": 60, "attempts": 1} if "time-out" in pool else {}))(wait)
+    bodies = ["polite", "quick"] if pool == "batch" else ["polite"]
+    ids = queue.publish_many(bodies)
+
+    def shown() -> Any:
+        capsys.readouterr()
+        assert main(["--url", embedded_url, "workers", "long", "--json"]) == exit_codes.OK
+        (one,) = json.loads(capsys.readouterr().out)["workers"] or [{"long_calls": []}]
+        return one["long_calls"] and one
+
+    app.start()
+    try:
+        (call,) = eventually(shown)["long_calls"]
+        assert (call["id"], call["messages"]) == (ids[0], len(bodies))
+        app.store.magazines.renew_claims("long", {0: list(range(1, len(bodies) + 1))}, app.store.owner)
+        one = shown()
+        assert one["oldest_claim_s"] >= one["long_calls"][0]["running_s"] >= call["running_s"] >= 0.5
+        assert main(["--url", embedded_url, "workers"]) == exit_codes.OK
+        assert ids[0] in capsys.readouterr().out
+        if pool in ("async", "process"):
+            assert main(["--url", embedded_url, "queue", "cancel", "long", ids[0]]) == exit_codes.OK
+    finally:
+        over.set()
+    eventually(lambda: CALLS not in app.store.queues.get("long").extra)  # type: ignore[union-attr]
+
+
 def test_in_a_batch_nothing_is_cancelled(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", str)
     begun, over = threading.Event(), threading.Event()
@@ -453,24 +505,37 @@ def test_ids_that_are_none(memory_app: ignis.Ignis) -> None:
 
 
 def test_what_others_wrote_is_passed_over() -> None:
-    record = QueueRecord("jobs", extra={CANCEL: {"x": 1, 7: 8, str(uuid.uuid4()): "then"}, PROGRESS: {"x": [1], 7: 8}})
+    record = QueueRecord(
+        "jobs",
+        extra={
+            CANCEL: {"x": 1, 7: 8, str(uuid.uuid4()): "then"},
+            PROGRESS: {"x": [1], 7: 8},
+            CALLS: {7: [1, 2, "me", 4]},
+        },
+    )
     assert requests_of(record) == frozenset()
-    assert progress_of(record) == []
+    assert progress_of(record) == calls_of(record, 0) == []
     assert requests_of(QueueRecord("jobs", extra={CANCEL: 7})) == frozenset()
 
 
-def test_stored_progress_is_bounded_and_grows_old(memory_app: ignis.Ignis) -> None:
-    memory_app.queue("jobs", str).open()
-    queues = memory_app.store.queues
+def test_stored_progress_is_bounded_and_grows_old() -> None:
+    record = QueueRecord("jobs")
     many = {uuid.uuid4().bytes: (0.5, "\N{SNOWMAN}" * 200) for _ in range(150)}
-    store_progress(queues, "jobs", "me", many, ())
-    record = queues.get("jobs")
-    assert record is not None
-    assert len(progress_of(record)) == 50
-    assert progress_of(record, record.extra[PROGRESS][next(iter(record.extra[PROGRESS]))][3] + 30_000) == []
-    store_progress(queues, "jobs", "me", {}, many)
-    record = queues.get("jobs")
-    assert record is not None and PROGRESS not in record.extra
+    put_progress(record, "me", many, (), 7_000)
+    assert len(progress_of(record, 7_000)) == 50
+    assert progress_of(record, 37_000) == []
+    put_progress(record, "me", {}, many, 7_000)
+    assert PROGRESS not in record.extra
+
+
+def test_stored_calls_are_bounded_and_grow_old() -> None:
+    record = QueueRecord("jobs")
+    many = {uuid.uuid4().bytes: (n, 1) for n in range(150)}
+    put_calls(record, "me", many, (), 7_000)
+    assert [one.since_ms for one in calls_of(record, 7_000)] == list(range(50)), "the longest"
+    assert calls_of(record, 37_000) == []
+    put_calls(record, "me", {}, many, 7_000)
+    assert CALLS not in record.extra
 
 
 def test_the_grace_is_a_setting() -> None:
@@ -485,7 +550,7 @@ def test_quick_messages_are_not_looked_after(memory_app: ignis.Ignis, monkeypatc
     get = context.store.queues.get
     monkeypatch.setattr(context.store.queues, "get", lambda name: reads.append(name) or get(name))
     in_hand = InHand(lambda: None)
-    looked = LongWork(context, in_hand, lambda request_id: None, may_cancel=True)
+    looked = LongWork(context, in_hand, lambda request_id: None, list, may_cancel=True)
     try:
         for _ in range(3):
             chunk = in_hand.add([(0, [1])], [encode_record(b"a")], 1)

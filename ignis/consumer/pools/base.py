@@ -195,6 +195,11 @@ class Worker(abc.ABC):
         than one."""
         return None
 
+    def calls(self) -> list[tuple[int, int, float | None]]:
+        """All calls in progress, each as `running` has it."""
+        running = self.running()
+        return [] if running is None else [running]
+
     def cancel(self, request_id: int) -> None:
         """Somebody wants that message to end, as far as the worker is at it. What the handler sees in its context is told
         elsewhere. May be called again."""

@@ -157,6 +157,11 @@ class _LoopWorker(Worker):
         # In any order, and nobody ever asks what a loop owes: it cannot be killed apart from its process.
         self.reported += count
 
+    def calls(self) -> list[tuple[int, int, float | None]]:
+        now_s = time.monotonic()
+        calls = [(call.ids, call.began_s) for call in list(self._tasks.values()) if call.begun]
+        return [(ids[0], len(ids), now_s - began_s) for ids, began_s in calls if ids]
+
     def cancel(self, request_id: int) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self._cancel_call, request_id)
