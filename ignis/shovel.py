@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -107,22 +108,26 @@ class Shovel:
         if not self._schedule.started and self._once is None:
             self._stop.clear()  # an earlier stop ended the schedule, not passes by hand
         if dry_run:
-            return self._passes.count(limit, where, progress)
-        if where is not None:
-            return self._passes.pick(limit, where, rate, progress)
-        return self._passes.run(limit, rate, progress, None)
+            result = self._passes.count(limit, where, progress)
+        elif where is not None:
+            result = self._passes.pick(limit, where, rate, progress)
+        else:
+            result = self._passes.run(limit, rate, progress, None)
+        with contextlib.suppress(IgnisError):  # the pass is made: who may not count, or cannot now, is told what it did
+            result.left = self._passes.left(result, limit, where, dry_run=dry_run)
+        return result
 
     def run_until_done(self, timeout: float, **options: Any) -> ShovelResult:
         """Makes a pass by hand, and another one 10 s after each that fails or that has refused messages, for ``timeout`` seconds.
 
-        Returns ``moved`` of all passes, ``kept`` and ``refused`` of the last. ``options``: those of `run_once`. Raises the last
-        error; one that is not retryable at once."""
+        Returns ``moved`` of all passes, ``kept``, ``refused`` and ``left`` of the last. ``options``: those of `run_once`. Raises
+        the last error; one that is not retryable at once."""
         deadline = time.monotonic() + check_timeout(timeout)
         result = ShovelResult()
         while True:
             try:
                 one = self.run_once(**options)
-                result = ShovelResult(result.moved + one.moved, one.kept, one.refused)
+                result = ShovelResult(result.moved + one.moved, one.kept, one.refused, left=one.left)
                 if not one.refused or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
                     return result
                 log.warning(

@@ -51,8 +51,9 @@ def check_options(limit: Any, where: Any, rate: Any, progress: Any) -> None:
 class ShovelResult:
     """The counts of one pass.
 
-    ``moved``: to the main magazine; in a dry run, those that would move. ``kept``: stayed in the sideline. Of these,
-    ``refused`` were not taken by the store, and ``waiting`` are brought back only by a person.
+    ``moved``: to the main magazine; in a dry run, those that would move. ``kept``: were looked at and stayed in the sideline. Of
+    these, ``refused`` were not taken by the store, and ``waiting`` are brought back only by a person. ``left``: all that is in
+    the sideline after a pass by hand, looked at or not; in a dry run, what would be. None = nobody counted it.
     """
 
     moved: int = 0
@@ -61,11 +62,12 @@ class ShovelResult:
     waiting: int = 0
     causes: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
     """Of ``waiting``, as `why_waiting` says it."""
+    left: int | None = field(default=None, compare=False)
 
-    def told(self, dry_run: bool) -> dict[str, int]:
+    def told(self, dry_run: bool) -> dict[str, int | None]:
         """For a document: by the names of these counts, and after a dry run by names that say that nothing has happened."""
-        moved, kept = ("would_move", "would_keep") if dry_run else ("moved", "kept")
-        return {moved: self.moved, kept: self.kept, "refused": self.refused, "waiting": self.waiting}
+        moved, kept, left = ("would_move", "would_keep", "would_be_left") if dry_run else ("moved", "kept", "left")
+        return {moved: self.moved, kept: self.kept, left: self.left, "refused": self.refused, "waiting": self.waiting}
 
     def add(self, other: ShovelResult) -> None:
         """Adds the counts of another result to these."""
@@ -175,6 +177,16 @@ class ShovelPass:
                 progress(1)
         log.debug("dry run over %s", sideline.name)
         return result
+
+    def left(self, result: ShovelResult, limit: int | None, where: Where | None, *, dry_run: bool) -> int:
+        """What is in the sideline after that pass by hand. Where the pass ended early it is what the store counts, which may
+        include what was removed from between other messages."""
+        sideline = self._queue().sideline
+        claimed = sideline.in_flight()
+        counted = sideline.pending() + claimed - (result.moved if dry_run else 0)
+        limited = limit is not None and result.moved + result.kept >= limit
+        early = limited or is_spent(where) or self._stop.is_set()
+        return counted if early else min(counted, result.kept + claimed)
 
     def pending(self) -> Iterator[tuple[int, int, bytes | None]]:
         """(shard, pointer, record) of all that waits in the sideline, as it is read."""

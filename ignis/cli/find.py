@@ -11,6 +11,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.control.inspection import message_dict
+from ignis.control.queue_depths import queue_depths
 from ignis.control.search import Found, Query, Search
 from ignis.errors import InvalidMessageError
 from ignis.message import message_id
@@ -51,7 +52,12 @@ def _headers(
     help="Only in this queue; may be given often.  [default: all]",
 )  # fmt: skip
 @click.option(
-    "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many."
+    "-n",
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="At most so many; with --queue alone, of each queue.",
 )
 @click.option(
     "--most",
@@ -73,22 +79,33 @@ def find(
     limit: int,
     most: int,
 ) -> int:
-    """Finds messages by ID, key, header or text, wherever they are: waiting, in flight, delayed, or in the sideline. With --json
-    one document per message. Nothing is claimed.
+    """Finds messages wherever they are: waiting, in flight, delayed, or failed.
+
+    By ID, key, header or text; with --queue alone it shows some of what is in each of these places of the queue, and how many
+    there are. What failed is in the sideline. With --json one document per message. Nothing is claimed.
 
     There is no index: it reads messages until it has found --limit, one with an ID, or looked at --most. What moves meanwhile may
     be missed. Ends with 5 when nothing was found.
     """
     query = Query(id, key, headers, text)
-    if query == Query():
-        raise click.UsageError("say what to look for: an ID, --key, --header or --text")
+    everything = query == Query()
+    if everything and not queues:
+        raise click.UsageError(
+            "say what to look for: an ID, --key, --header or --text; or --queue, for what is in a queue"
+        )
     with state.store() as store:
         names = [queue_record(store, name).name for name in dict.fromkeys(queues)]
         names = names or [one.name for one in store.queues.list()]
         with counted(state, "looking") as progress:
             search = Search(store, query, most, progress)
-            every = itertools.chain.from_iterable(map(search.in_queue, names))
-            found = list(itertools.islice(every, 1 if id is not None else limit))
+            if everything:
+                found = [one for name in names for one in search.some_of_each(name, limit)]
+            else:
+                every = itertools.chain.from_iterable(map(search.in_queue, names))
+                found = list(itertools.islice(every, 1 if id is not None else limit))
+        depths = (
+            [queue_depths(store, queue_record(store, name)) for name in names] if everything and not state.json else []
+        )
         ahead_s = -store.wall_s() + store.now_s()
     documents = [_document(one, ahead_s) for one in found]
     if state.json:
@@ -110,11 +127,18 @@ def find(
         ]
         columns = ["queue", "state", "shard", "pointer", "id", "key", "failures", "due, or reason"]
         output.table(columns, rows, right=["shard", "pointer", "failures"])
+    for one in depths:
+        shown = sum(document["queue"] == one["queue"] for document in documents)
+        sideline = one["sideline"] + one["sideline_in_flight"]
+        output.remark(
+            f"{one['queue']}: {one['delayed']:,} delayed, {one['pending']:,} waiting, {one['in_flight']:,} in flight, "
+            f"{sideline:,} in the sideline; {shown:,} of them shown (--limit)"
+        )
     if not search.complete:
         output.warning(
             f"only {search.looked_at:,} messages were looked at; --most looks at more, --queue at fewer queues"
         )
-    if not documents and not state.json:
+    if not documents and not state.json and not everything:
         output.remark(f"nothing of that among {search.looked_at:,} message(s)")
     return exit_codes.OK if documents else exit_codes.NOTHING
 

@@ -191,13 +191,17 @@ def shovel_command(
     if state.json:
         output.document({"queue": queue, "dry_run": dry_run, **result.told(dry_run)})
     elif dry_run:
-        output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
+        output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {_left(result)} would stay")
     else:
         refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
         output.line(
-            f"{result.moved:,} message(s) of {queue} brought back, {result.kept:,} stay in the sideline{refused}"
+            f"{result.moved:,} message(s) of {queue} brought back, {_left(result)} stay in the sideline{refused}"
         )
     return exit_codes.ERROR if result.refused else exit_codes.OK
+
+
+def _left(result: ShovelResult) -> str:
+    return f"at least {result.kept:,}" if result.left is None else f"{result.left:,}"
 
 
 @sideline.command("drop")

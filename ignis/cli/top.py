@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from ignis.cli import exit_codes, output
@@ -50,7 +51,11 @@ _KEYS = {
     "a": "oldest",
 }
 _HEADINGS = ["queue", "pending", "in/s", "out/s", "in flight", "delayed", "next due", "sideline", "oldest", "state"]
+_SHORT = {"in flight": "flight", "next due": "due"}
+_DROPPED = ("next due", "delayed", "out/s", "in/s", "in flight", "oldest", "sideline")
+"""What a narrow terminal does without, the first first. The queue, what is pending and the state are always there in full."""
 _HELP = "q ends; sorted by: n name, p pending, i in, o out, f in flight, d delayed, u next due, s sideline, a age"
+_ANY_WIDTH = 10_000
 _FRAME_LINES = 6
 """What stands above and below the rows."""
 
@@ -81,7 +86,7 @@ def top(state: State, interval: float, key: str, once: bool) -> int:
     """Shows all active queues as they move: what waits, comes, is claimed, is delayed and has failed, and the oldest.
 
     Looks every --interval seconds, and rests at least as long as a look took. A look asks the store a few things of each queue,
-    whatever number of messages there is. With --json one document a look; with --once one.
+    whatever number of messages there is. A narrow terminal shows fewer columns. With --json one document a look; with --once one.
     """
     with state.store() as store, _ended_by_signal():
         rates = Rates(store)
@@ -165,7 +170,7 @@ def _live(rates: Rates, interval: float, key: str) -> None:
                 trouble = str(exc)
             until_s = time.monotonic() + _rest_s(interval, began_s)
             while True:
-                live.update(_drawn(_sorted(rows, key), key, trouble, console.height), refresh=True)
+                live.update(_drawn(_sorted(rows, key), key, trouble, console), refresh=True)
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
                     break
@@ -175,8 +180,19 @@ def _live(rates: Rates, interval: float, key: str) -> None:
                 key = _KEYS.get(typed, key)
 
 
-def _drawn(rows: list[dict[str, Any]], key: str, trouble: str, height: int) -> Table:
-    most = max(1, height - _FRAME_LINES)
+def _drawn(rows: list[dict[str, Any]], key: str, trouble: str, console: Console) -> Table:
+    most = max(1, console.height - _FRAME_LINES)
+    cells = [[escape(plain(cell)) for cell in _cells(row)] for row in rows[:most]]
+    names = list(_HEADINGS)
+    labels: dict[str, str] = {}
+    for dropped in (None, None, *_DROPPED):  # all with long headings, all with short ones, and then fewer
+        if dropped is not None:
+            names.remove(dropped)
+        wide = Table(box=box.SIMPLE_HEAD)
+        _fill(wide, names, labels, cells)
+        if Measurement.get(console, console.options.update_width(_ANY_WIDTH), wide).maximum <= console.width:
+            break
+        labels = _SHORT
     left_out = f"{len(rows) - most:,} more queue(s) below; " if len(rows) > most else ""
     drawn = Table(
         box=box.SIMPLE_HEAD,
@@ -186,11 +202,21 @@ def _drawn(rows: list[dict[str, Any]], key: str, trouble: str, height: int) -> T
         caption_justify="left",
         expand=True,
     )
-    for name in _HEADINGS:
-        drawn.add_column(name, justify="left" if name in ("queue", "state") else "right", no_wrap=True)
-    for row in rows[:most]:
-        drawn.add_row(*(escape(plain(cell)) for cell in _cells(row)))
+    _fill(drawn, names, labels, cells)
     return drawn
+
+
+def _fill(table: Table, names: list[str], labels: dict[str, str], rows: list[list[str]]) -> None:
+    for name in names:
+        if name == "queue":  # the one that may be wider than any terminal: it goes on in the next line
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(
+                labels.get(name, name), justify="left" if name == "state" else "right", no_wrap=True,
+                min_width=max(len(labels.get(name, name)), *(len(row[_HEADINGS.index(name)]) for row in rows), 1),
+            )  # fmt: skip
+    for row in rows:
+        table.add_row(*(row[_HEADINGS.index(name)] for name in names))
 
 
 @contextlib.contextmanager

@@ -67,7 +67,28 @@ class Search:
 
     def in_queue(self, queue: str) -> Iterator[Found]:
         """What is found, as it is found: delayed, then in the queue, then in its sideline; a message mostly moves that way."""
-        for found in self._all(queue):
+        for place in self._places(queue):
+            yield from self._meant(place)
+
+    def some_of_each(self, queue: str, limit: int) -> list[Found]:
+        """At most so many of what is found, in the same order, as evenly from each place as they have it: that of many delayed
+        messages there is no room for the others is not meant by who only wants to see what is there."""
+        places = [self._meant(place) for place in self._places(queue)]
+        found: list[list[Found]] = [[] for _ in places]
+        going = list(range(len(places)))
+        left = limit
+        while going and left:
+            for at in going[:left]:
+                one = next(places[at], None)
+                if one is None:
+                    going.remove(at)
+                else:
+                    found[at].append(one)
+                    left -= 1
+        return [one for some in found for one in some]
+
+    def _meant(self, place: Iterator[Found]) -> Iterator[Found]:
+        for found in place:
             if self.looked_at >= self._most:
                 self.complete = False
                 return
@@ -83,14 +104,18 @@ class Search:
         except UnreadableMessageError:
             return False
 
-    def _all(self, queue: str) -> Iterator[Found]:
-        yield from self._delayed(queue)
+    def _places(self, queue: str) -> list[Iterator[Found]]:
+        return [self._delayed(queue), self._in_main(queue), self._in_sideline(queue)]
+
+    def _in_main(self, queue: str) -> Iterator[Found]:
         fired = {one.shard: one.fire_pointer for one in shard_states(self._store, queue)}
         for shard, pointer, record in scan_magazine(self._store, queue):
             if record is not None:
                 yield Found(
                     queue, "in flight" if pointer <= fired.get(shard, 0) else "waiting", shard, pointer, record, None
                 )
+
+    def _in_sideline(self, queue: str) -> Iterator[Found]:
         for shard, pointer, record in scan_magazine(self._store, queue + SIDELINE_SUFFIX):
             if record is not None:
                 yield Found(queue, "sideline", shard, pointer, record, None)

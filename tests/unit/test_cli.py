@@ -633,8 +633,9 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
 
     dry = ("sideline", "shovel", "q", "--dry-run", "-u", url)
     assert run(*dry).out == "5 message(s) of q would be brought back, 0 would stay\n"
+    assert run(*dry, "--limit", "2").out == "2 message(s) of q would be brought back, 3 would stay\n"
     assert run(*dry, "--error", "Key", "--json").document() == {
-        "queue": "q", "dry_run": True, "would_move": 3, "would_keep": 2, "refused": 0, "waiting": 0,
+        "queue": "q", "dry_run": True, "would_move": 3, "would_keep": 2, "would_be_left": 2, "refused": 0, "waiting": 0,
     }  # fmt: skip
     assert run(*dry, "--key", "nobody", "--json").document()["would_move"] == 0
     assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["would_keep"] == 5
@@ -644,10 +645,13 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     assert run(*dry, "--id", "x").code == 2
     moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json", "--rate", "99")
     assert moved.code == 0
-    assert (moved.document()["moved"], moved.document()["kept"]) == (2, 0), "what it did not look at is not counted"
+    found = moved.document()
+    assert (found["moved"], found["kept"], found["left"]) == (2, 0, 3), "kept is what it looked at"
     moved = run("sideline", "shovel", "q", "--limit", "1", "-u", url, "--json")
     assert moved.document()["moved"] == 1
-    assert run("sideline", "shovel", "q", "-u", url).out.startswith("2 message(s) of q brought back")
+    some = run("sideline", "shovel", "q", "--limit", "1", "-u", url).out
+    assert some == "1 message(s) of q brought back, 1 stay in the sideline\n"
+    assert run("sideline", "shovel", "q", "-u", url).out == "1 message(s) of q brought back, 0 stay in the sideline\n"
     assert run("sideline", "shovel", "q", "-u", url).code == 0, "nothing to bring back is no error"
     assert run("sideline", "list", "q", "-u", url).code == 0
     assert run("sideline", "show", "q", "-u", url).code == 5

@@ -104,8 +104,21 @@ def test_how_much_it_looks_at_is_bounded_and_said(run: Run, ids: dict[str, str])
     code, out, err = run("find", ids["sideline"], "--most", "2", "--queue", "orders")
     assert (code, out, "only 2 messages were looked at" in err) == (5, [], True)
     assert run("find")[0] == 2
+    assert run("find", "--limit", "3")[0] == 2
     assert run("find", "--header", "trace")[0] == 2
     assert run("find", "--key", "k1", "--queue", "nothing")[0] == 5
+
+
+def test_a_queue_alone_shows_some_of_each_place(run: Run, app: Ignis, ids: dict[str, str]) -> None:
+    code, out, _ = run("find", "--queue", "orders", "--json")
+    assert (code, {one["state"]: one["id"] for one in documents(out)}) == (0, ids)
+    app.queue("orders").publish_many([{"n": "more"}] * 50, delay="1h")
+    code, out, err = run("find", "--queue", "orders", "--limit", "6")
+    assert (code, [line.split()[1] for line in out[1:]]) == (0, ["delayed"] * 3 + ["in", "waiting", "sideline"])
+    assert "orders: 51 delayed, 1 waiting, 1 in flight, 1 in the sideline; 6 of them shown" in err
+    app.queue("empty", int).open()
+    code, out, err = run("find", "--queue", "empty")
+    assert (code, out, "empty: 0 delayed, 0 waiting" in err) == (5, [], True)
 
 
 @pytest.mark.parametrize("url", ["embedded"], indirect=True)

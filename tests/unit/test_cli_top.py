@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -16,9 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ignis.app import Ignis
 from ignis.cli import main
+from ignis.cli.top import _drawn
 from ignis.control.queue_rates import Rates
 from tests.support import WAIT_S
 from tests.support.broker import RunningBroker
@@ -84,6 +87,46 @@ def test_once_is_plain_text_and_sorted(run: Run, app: Ignis) -> None:
     (told,) = map(json.loads, run("top", "--once", "--interval", "0.2", "--json")[1])
     assert next((one["queue"], one["pending"], one["state"]) for one in told["queues"]) == ("many", 5, "no handler")
     assert run("top", "--sort", "colour")[0] == 2
+
+
+NARROW_ROWS = [
+    {
+        "queue": name, "state": state, "pending": 1_234_567, "in_flight": 12_345, "delayed": 45_678, "sideline": 3_304,
+        "in_per_s": 1_234.0, "out_per_s": 1_187.0, "oldest_age_s": 86_399.0, "next_due_in_s": 3_599.0,
+    }
+    for name, state in (("orders-of-today", "active"), ("reports", "publish only"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "missing"),
+    [
+        (140, []),
+        (100, ["due", "delayed"]),
+        (80, ["due", "delayed", "out/s", "in/s"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_no_cut_cell(width: int, missing: list[str]) -> None:
+    console = Console(width=width, height=30, file=io.StringIO(), force_terminal=False)
+    with console.capture() as shown:
+        console.print(_drawn(NARROW_ROWS, "pending", "", console))
+    text = shown.get()
+    assert "…" not in text and all(len(line) <= width for line in text.splitlines())
+    head = next(line for line in text.splitlines() if line.split()[:1] == ["queue"])
+    for row in (["orders-of-today", "1,234,567", "active"], ["reports", "1,234,567", "publish only"]):
+        assert any(all(cell in line for cell in row) for line in text.splitlines())
+    columns = {
+        one for one in ("in/s", "flight", "sideline", "delayed", "out/s", "oldest", "due") if one in head.split()
+    }
+    assert columns == {"in/s", "flight", "sideline", "delayed", "out/s", "oldest", "due"} - set(missing)
+
+
+def test_a_name_wider_than_the_terminal_is_folded() -> None:
+    console = Console(width=60, height=30, file=io.StringIO(), force_terminal=False)
+    with console.capture() as shown:
+        console.print(_drawn([{**NARROW_ROWS[1], "queue": "z" * 90}], "pending", "", console))
+    text = shown.get()
+    assert (text.count("z"), "publish only" in text, "…" in text) == (90, True, False)
 
 
 class Terminal:

@@ -201,11 +201,12 @@ def test_some_are_brought_back_counted_first(app: Ignis, admin: Admin) -> None:
     kept = dry["result"].pop("would_keep")
     assert (dry["state"], dry["result"], kept in range(3)) == (
         "done",
-        {"would_move": 1, "refused": 0, "dry_run": True},
+        {"would_move": 1, "would_be_left": 2, "refused": 0, "dry_run": True},
         True,
     )
     assert jobs.sideline.pending() == 3
-    assert admin.post(path, {"where": {"ids": ids[:1]}, "wait_s": 30})["result"]["moved"] == 1
+    moved = admin.post(path, {"where": {"ids": ids[:1]}, "wait_s": 30})["result"]
+    assert (moved["moved"], moved["left"]) == (1, 2)
     assert [one.envelope.id for one in jobs.main.peek()] == ids[:1]
     assert admin.post(path, {"all": True, "rate": 1_000, "wait_s": 30})["result"]["moved"] == 2
     assert (jobs.main.pending(), jobs.sideline.pending()) == (3, 0)

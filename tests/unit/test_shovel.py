@@ -17,6 +17,7 @@ from ignis import shovel_owed, shovel_pass
 from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record, returned_record
+from ignis.message_filter import AtMost, Filter
 from ignis.native import CODEC_JSON, encode_record
 from ignis.shovel import ShovelResult
 from ignis.storage.base import Transfer
@@ -46,6 +47,26 @@ def test_messages_come_back_as_they_were(app: ignis.Ignis) -> None:
         for name in ("id", "key", "body", "headers", "enqueued_at_us", "failures", "reason", "error"):
             assert getattr(now, name) == getattr(was, name)
     assert (queue.sideline.pending(), queue.sideline.in_flight()) == (0, 0)
+
+
+def test_what_is_left_is_said_truly(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=1)
+    fill(queue, 10)
+
+    def left(**options: Any) -> tuple[int, int | None]:
+        result = queue.shovel.run_once(**options)
+        return result.moved, result.left
+
+    assert left(limit=3, dry_run=True) == (3, 7)
+    assert left(limit=3) == (3, 7)
+    where = AtMost(Filter(older_than=0.0), 2)
+    assert left(where=where, dry_run=True) == (2, 5)
+    assert left(where=AtMost(Filter(older_than=0.0), 2)) == (2, 5)
+    queue.sideline.fire(1)
+    assert queue.shovel.run_until_done(0, limit=1).left == 4, "what somebody else has claimed stays too"
+    assert left(where=lambda message: message.body == b"8") == (1, 3), "from between others"
+    assert left(dry_run=True) == (2, 1)
+    assert left() == (2, 1)
 
 
 def test_to_and_fro_counts_the_attempts(app: ignis.Ignis) -> None:
