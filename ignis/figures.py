@@ -122,7 +122,8 @@ CONSUMER = tuple(Figure(one.name, **one.metadata) for one in dataclasses.fields(
 
 SHOVEL = (
     Figure("waiting", False, "ignis_sideline_waiting",
-           "Messages in the sideline that only a person brings back, at the last pass here.", supervised=Supervised.LARGEST),
+           "Messages in the sideline that only a person brings back, as the schedule of this process counted them at its "
+           "last pass.", supervised=Supervised.LARGEST),
     Figure("given_up", False, "ignis_sideline_given_up",
            "Of these: messages for which the shovel's policy has no round left.", supervised=Supervised.LARGEST),
     Figure("moved", True, "ignis_shovelled", "Messages brought back from the sideline here."),

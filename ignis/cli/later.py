@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -12,7 +13,10 @@ from ignis.cli.filters import message_ids
 from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.errors import UnreadableMessageError
 from ignis.later import DelayedMessage, Later
+from ignis.message import Message
+from ignis.schedules.fire import SCHEDULE_HEADER
 
 __all__ = ["later"]
 
@@ -31,7 +35,11 @@ def later() -> None:
 @common_options
 @pass_state
 def list_command(state: State, queue: str, limit: int) -> int:
-    """Shows the messages of QUEUE that wait for their time, the next one first."""
+    """Shows the messages of QUEUE that wait for their time, the next one first.
+
+    A retry has failed and is tried again: the attempt is the one that comes. A delay was published for later. Of what a schedule
+    has published stands its name.
+    """
     with state.store() as store:
         queue_record(store, queue)
         waiting = Later(store, queue)
@@ -42,9 +50,31 @@ def list_command(state: State, queue: str, limit: int) -> int:
     if not found:
         output.remark(f"nothing of {queue} waits for its time")
         return exit_codes.OK
-    rows = [[one.due.astimezone().isoformat(" ", "seconds"), one.id or "-", _key(one) or "-"] for one in found]
-    output.table(["due", "id", "key"], rows, title=f"{output.number(total)} delayed message(s) of {queue}")
+    columns = ["due", "what", "attempt", "id", "key", "reason", "last error"]
+    title = f"{output.number(total)} delayed message(s) of {queue}"
+    output.table(columns, [_row(one) for one in found], title=title, right=["attempt"])
     return exit_codes.OK
+
+
+def _row(one: DelayedMessage) -> list[str]:
+    due, key, message = one.due.astimezone().isoformat(" ", "seconds"), _key(one) or "-", _readable(one)
+    if message is None:
+        return [due, "unreadable", "-", one.id or "-", key, "-", "-"]
+    what = "retry" if message.attempt > 1 else "delay"
+    schedule = message.headers.get(SCHEDULE_HEADER)
+    if schedule is not None:
+        what += f", schedule {output.preview(str(schedule), 24)}"
+    why = [message.reason or "-", output.preview(message.error or "-", 50)]
+    return [due, what, str(message.attempt), one.id or "-", key, *why]
+
+
+def _readable(one: DelayedMessage) -> Message | None:
+    """Its message, where the envelope can be read too: whoever may publish chooses its bytes."""
+    with contextlib.suppress(UnreadableMessageError):
+        if one.message is not None:
+            one.message.meta  # noqa: B018
+            return one.message
+    return None
 
 
 @later.command("cancel")
@@ -95,4 +125,5 @@ def _key(one: DelayedMessage) -> str:
 
 def _shown(one: DelayedMessage) -> dict[str, Any]:
     about = {"due": one.due.isoformat(), "id": one.id, "shard": one.shard, "pointer": one.pointer}
-    return about if one.message is None else {**one.message.as_dict(), **about}
+    message = _readable(one)
+    return about if message is None else {**message.as_dict(), **about}

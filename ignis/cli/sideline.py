@@ -41,7 +41,7 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
     """Counts what is in QUEUE's sideline, or in that of each queue, by reason.
 
     With it stand the time since the oldest and the newest failure and the most frequent error; --older-than elsewhere goes by
-    that time. What is waiting has come back as often as max_returns or shovel_retry says, or cannot, or was given up by its
+    that time. What is for a person has come back as often as max_returns or shovel_retry says, or cannot, or was given up by its
     handler's retry: only 'ignis sideline shovel' brings it back.
     """
     with state.store() as store:
@@ -63,7 +63,7 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
         of = "" if queue is None else f" of {queue}"
         output.remark(where if not reasons else f"no message{of} failed for that reason")
         return exit_codes.OK
-    columns = ["reason", "count", "waiting", "oldest", "newest", "most frequent error", "of that"]
+    columns = ["reason", "count", "for a person", "oldest", "newest", "most frequent error", "of that"]
     rows = []
     for name, some in found.items():
         for reason, one in some.items():
@@ -80,7 +80,7 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
             rows.append(cells if queue is not None else [name, *cells])
     title = "sidelines" if queue is None else f"sideline of {queue}"
     columns = columns if queue is not None else ["queue", *columns]
-    output.table(columns, rows, title=title, right=["count", "waiting", "oldest", "newest", "of that"])
+    output.table(columns, rows, title=title, right=["count", "for a person", "oldest", "newest", "of that"])
     return exit_codes.OK
 
 

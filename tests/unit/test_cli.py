@@ -626,6 +626,7 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     assert "slow" in run("sideline", "show", "q", "-u", url).out
     assert [(one["error"], one["worker"]) for one in shown[0]["history"]] == [("slow", "")]
     assert found["reasons"]["timeout"]["waiting"] == 1, "there is no schedule"
+    assert " ".join(run("sideline", "list", "q", "-u", url).out.split()).startswith("reason count for a person oldest")
     history = run("sideline", "show", "q", "--reason", "timeout", "--history", "-u", url).out
     assert f"message {shown[0]['id']}, 0 return(s)" in history
     assert history.rstrip().endswith("slow")

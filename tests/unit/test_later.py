@@ -17,8 +17,12 @@ from ignis import Ignis
 from ignis.cli import exit_codes, main
 from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, QueueNotEmptyError
 from ignis.later import Later, due_time_ms
+from ignis.native import PackedBatch, encode_record
+from ignis.retries import Retry
+from ignis.schedules.fire import SCHEDULE_HEADER
 from ignis.storage.later import KeepsLater
 from ignis.testing import ManualClock, drain
+from tests.support import eventually
 
 BOUND_S = 60.0
 
@@ -253,6 +257,43 @@ def test_many_threads_put_and_take(app: Ignis) -> None:
 
 
 # -- the command line
+
+
+def test_an_envelope_that_cannot_be_read_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with Ignis(url) as app:
+        queue = app.queue("jobs", str)
+        queue.open()
+        record = encode_record(b'"x"', meta=b"\xc1")
+        due_ms = round(app.store.now_s() * 1_000) + 60_000
+        app.store.magazines.load_later("jobs", [(0, PackedBatch.pack([record]))], [[due_ms]], None)
+    assert main(["later", "list", "jobs", "--url", url]) == exit_codes.OK
+    assert "unreadable" in capsys.readouterr().out
+    assert main(["later", "list", "jobs", "--json", "--url", url]) == exit_codes.OK
+    assert len(json.loads(capsys.readouterr().out)["messages"]) == 1
+
+
+def test_the_list_says_what_each_message_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with Ignis(url) as app:
+        queue = app.queue("jobs", str)
+
+        @queue.handler(retry=Retry(attempts=3, base="9m", jitter=False))
+        def handle(body: str) -> None:
+            raise ValueError(f"not {body}")
+
+        queue.publish("failing")
+        queue.publish("a tick", headers={SCHEDULE_HEADER: "nightly"})
+        queue.publish("patient", delay="3h")
+        app.start()
+        eventually(lambda: len(queue.later) == 3)
+    assert main(["later", "list", "jobs", "--url", url]) == exit_codes.OK
+    head, *rows = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert head == "due what attempt id key reason last error"
+    found = {row.split(" ", 2)[2] for row in rows}
+    assert sum("retry 2 " in row and row.endswith("exception ValueError: not failing") for row in found) == 1
+    assert sum("retry, schedule nightly 2 " in row and row.endswith("ValueError: not a tick") for row in found) == 1
+    assert sum("delay 1 " in row and row.endswith(" - - -") for row in found) == 1
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
