@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "storage",
         "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules tracing",
         "cancellation magazine metrics metrics_page retries told_calls told_progress",
-        "context publisher shovel_picks shovel_rounds",
+        "context publisher shovel_owed shovel_picks shovel_rounds",
         "two_rings",
         "async_publisher consumer delaying_publisher shovel_choice",
         "shovel_pass",
