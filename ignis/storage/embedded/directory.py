@@ -6,12 +6,14 @@ After ``fork`` the child has none of it: it opens its own.
 from __future__ import annotations
 
 import logging
+import mmap
+import resource
 import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
+from ignis.errors import ClosedError, ConfigError, IgnisError, StoreBusyError, StoreFullError, WaitTimeoutError
 from ignis.native.store import Log
 from ignis.private_files import make_directory
 from ignis.process_hooks import at_exit, on_fork
@@ -35,6 +37,8 @@ __all__ = ["Directory", "open_directory", "release_directory"]
 log = logging.getLogger("ignis.storage")
 
 _FORK_WAIT_S = 2.0
+_LOG_ADDRESSES = 64 << 30
+"""Of the index of one log: it grows in place, and each process reserves the addresses when it opens the log."""
 
 
 class Directory:
@@ -137,12 +141,16 @@ class Directory:
         return opened
 
     def _new_log(self, path: Path, segment_bytes: int) -> Log:
-        return Log(
-            str(path),
-            max_bytes=self.options.max_store_bytes,
-            busy_after_s=self.options.write_timeout_s,
-            segment_bytes=segment_bytes,
-        )
+        try:
+            return Log(
+                str(path),
+                max_bytes=self.options.max_store_bytes,
+                busy_after_s=self.options.write_timeout_s,
+                segment_bytes=segment_bytes,
+            )
+        except StoreBusyError as exc:
+            _check_addresses(path, exc)
+            raise
 
     def _tell_damage(self, path: Path, opened: Log) -> None:
         figures = opened.figures()
@@ -310,3 +318,18 @@ def _in_child() -> None:
 def _at_exit() -> None:
     for directory in list(_process[0].opened.values()):
         directory.flush_interval()
+
+
+def _check_addresses(path: Path, exc: StoreBusyError) -> None:
+    """Raises ConfigError where the process may not have the addresses of a log. That does not pass, as a lack of memory does."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        mmap.mmap(-1, _LOG_ADDRESSES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
+    except OSError:
+        raise ConfigError(
+            f"store: {path}: this process may have {limit >> 20:,} MiB of addresses (ulimit -v, RLIMIT_AS); a log of the store "
+            f"takes {_LOG_ADDRESSES >> 30} GiB of them, though hardly any memory: set ulimit -v unlimited, and limit the memory "
+            "by the control group (MemoryMax= of systemd, --memory of a container)"
+        ) from exc
