@@ -100,6 +100,31 @@ def test_a_message_lives_as_long_as_it_was_given(store: Store, url: str, step_s:
     assert (fired.total(), fired.expired) == (1, 1)
 
 
+@pytest.mark.parametrize(("step_s", "on_expiry", "handled"), [
+    (HOUR_S, "drop", "[2]"), (HOUR_S, "sideline", "[2]"), (-HOUR_S, "drop", "[2, 3]"), (-HOUR_S, "sideline", "[1, 2, 3]"),
+])  # fmt: skip
+def test_a_deadline_is_a_time_of_day(url: str, step_s: float, on_expiry: str, handled: str) -> None:
+    """Consumers go by the wall clock. What the store was told of a deadline goes by its own clock, which nobody sets."""
+    with ignis.Ignis(url) as app:
+        queue = app.queue("q", int, shards=1, on_expiry=on_expiry)
+        queue.publish(1, expires_in=0.05)
+        queue.publish(2)
+        queue.publish(3, expires_in=60)
+    time.sleep(0.1)
+    theirs = """
+        import ignis
+        from ignis.testing import drain
+        app, got = ignis.Ignis(url), []
+        queue = app.queue("q", int)
+        @queue.handler
+        def handle(message: int) -> None:
+            got.append(message)
+        drain(app)
+        print(got)
+    """
+    assert elsewhere(url, step_s, theirs) == handled
+
+
 @steps
 def test_a_claim_is_as_old_as_it_is(store: Store, url: str, step_s: float) -> None:
     store.magazines.load("m", [(0, batch())], None)

@@ -175,6 +175,36 @@ os.kill(os.getpid(), signal.SIGKILL)
     stop(relay)
 
 
+def test_what_a_relay_stored_and_did_not_take_is_stored_again(here: Place) -> None:
+    """It dies between the two: its messages come twice, with the same ids, and no others do."""
+    finish(here.producer("[queue.publisher().send(b'%d' % n) for n in range(10)]\nos._exit(0)"))
+    dying = here.popen(
+        [
+            "-c",
+            (
+                "import os, signal, sys\n"
+            "from ignis.cli import main\n"
+            "from ignis.magazine import Magazine\n"
+            "load = Magazine.load_batches\n"
+            "def load_and_die(*args, **options):\n"
+            "    load(*args, **options)\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "Magazine.load_batches = load_and_die\n"
+            "main(sys.argv[1:])\n"
+            ),
+            "relay", "--url", here.store_url, "--dir", str(here.directory),
+        ]
+    )  # fmt: skip
+    assert dying.wait(WAIT_S) == -signal.SIGKILL
+    assert sorted(here.stored(), key=int) == [b"%d" % n for n in range(10)]
+    here.start_relay()
+    eventually(lambda: not here.channels)
+    with ignis.Ignis(here.store_url) as app:
+        found = app.queue("q", bytes).main.fire(100)
+    assert Counter(one.message for one in found) == {b"%d" % n: 2 for n in range(10)}
+    assert len({one.envelope.id for one in found}) == 10
+
+
 def test_the_next_relay_takes_over_while_producers_live(here: Place, queue: ignis.Queue[bytes]) -> None:
     sent = 0
     with queue.publisher() as publisher:
