@@ -18,6 +18,7 @@ from ignis.consumer import PROCESS
 from ignis.control.refresher import Refresher
 from ignis.control.sweeper import Sweeper
 from ignis.errors import ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.main_guard import check_start
 from ignis.queue_table import QueueTable
 from ignis.stop_signals import stop_signals
@@ -119,14 +120,22 @@ class AppRunning:
         if not self.running:
             return
         log.warning(
-            "a handler of %s was registered after the start: it runs from now on; register before app.start()",
+            event_text(
+                "handler_registered_late",
+                "a handler of %s was registered after the start: it runs from now on; register before app.start()",
+            ),
             name or "a pattern of queues",
         )
         if name is None:
             try:
                 self._refresher().run_once()
             except IgnisError as exc:
-                log.warning("the queues that it fits are found by the refresher's next pass: %s", exc)
+                log.warning(
+                    event_text(
+                        "late_queues_wait", "the queues that it fits are found by the refresher's next pass: %s"
+                    ),
+                    exc,
+                )
         elif self._refresher().may_run(name) and (queue := self._table.find(name)) is not None:
             queue.start()
 
@@ -188,7 +197,7 @@ class AppRunning:
             while self.running and not self._stop_asked:
                 with contextlib.suppress(queues_.Empty):
                     self._wake.get(timeout=0.5)
-            log.info("stopping; a second signal ends at once")
+            log.info(event_text("stopping", "stopping; a second signal ends at once"))
             stop()
         if self._failure is not None:
             raise self._failure

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ignis.errors import ChannelFullError, PublishError, WaitTimeoutError
+from ignis.log_format import event_text
 from ignis.magazine import Published
 from ignis.native import PackedBatch, Receipt, id_text
 from ignis.publisher import OnPlaced, Publisher
@@ -91,7 +92,11 @@ class AsyncPublisher(Generic[M]):
         except PublishError:
             pass  # whoever waits for them has been told
         except WaitTimeoutError as exc:
-            log.error("%d message(s) of apublish were not durable in time: %s", self.publisher.pending, exc)
+            log.error(
+                event_text("apublish_not_durable", "%d message(s) of apublish were not durable in time: %s"),
+                self.publisher.pending,
+                exc,
+            )
             self.publisher.give_up()
 
 

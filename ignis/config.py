@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ignis.errors import ConfigError, InvalidNameError
+from ignis.log_format import event_text
 from ignis.near_names import meant, near_name
 from ignis.regular_files import check_regular, read_text
 from ignis.urls import masked
@@ -765,7 +766,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
             raise ConfigError(f"the environment has {name}, which names no setting; docs/settings.md lists them")
         if name not in _seen_variables:
             _seen_variables.add(name)
-            log.warning("the environment has %s, which names no setting of ignis", name)
+            log.warning(event_text("unknown_variable", "the environment has %s, which names no setting of ignis"), name)
 
 
 _seen_variables: set[str] = set()

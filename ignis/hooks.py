@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from ignis.escaping import print_trace
+from ignis.log_format import event_text
 
 __all__ = ["AfterHandling", "AfterPublish", "Hooks", "call_user_code", "log_safely"]
 
@@ -56,7 +57,9 @@ def log_safely(
             logger.log(level, text, *args, exc_info=info, extra=extra)
         else:
             whole = f"{said}\n{trace}".rstrip().encode("utf-8", "backslashreplace").decode("utf-8")
-            logger.log(level, "%s", whole, extra=extra)
+            logger.log(
+                level, event_text(event, "%s") if (event := getattr(text, "event", "")) else "%s", whole, extra=extra
+            )
     except BaseException as exc:
         with contextlib.suppress(BaseException):
             _say_unsaid(logger, level, exc)
@@ -65,7 +68,7 @@ def log_safely(
 def _say_unsaid(logger: logging.Logger, level: int, exc: BaseException) -> None:
     """A line could not be logged: said as far as the log lets us, and on stderr where it lets us not at all."""
     try:
-        logger.log(level, "a line could not be logged: %s", type(exc).__qualname__)
+        logger.log(level, event_text("line_not_logged", "a line could not be logged: %s"), type(exc).__qualname__)
     except BaseException:
         print_trace(exc)
 
@@ -88,7 +91,9 @@ def call_user_code(logger: logging.Logger, text: str, call: Callable[..., object
     except BaseException as exc:
         if not isinstance(exc, Exception) and threading.current_thread() is threading.main_thread():
             raise
-        log_safely(logger, logging.ERROR, "%s", text, exc_info=exc)
+        log_safely(
+            logger, logging.ERROR, event_text(getattr(text, "event", "user_code_failed"), "%s"), text, exc_info=exc
+        )
 
 
 class Hooks:
@@ -109,9 +114,15 @@ class Hooks:
 
     def published(self, queue: str, count: int) -> None:
         for fn in self.after_publish:
-            call_user_code(log, f"after_publish hook failed for {count} message(s) of {queue}", fn, queue, count)
+            call_user_code(
+                log,
+                event_text("after_publish_failed", f"after_publish hook failed for {count} message(s) of {queue}"),
+                fn,
+                queue,
+                count,
+            )
 
     def handled(self, queue: str, handled: int, sidelined: int) -> None:
         for fn in self.after_handling:
             text = f"after_handling hook failed for {handled + sidelined} message(s) of {queue}"
-            call_user_code(log, text, fn, queue, handled, sidelined)
+            call_user_code(log, event_text("after_handling_failed", text), fn, queue, handled, sidelined)

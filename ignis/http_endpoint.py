@@ -25,6 +25,7 @@ import msgspec
 
 from ignis.config import shown
 from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequestsError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
@@ -202,7 +203,7 @@ class _Server(ThreadingHTTPServer):
         try:
             self._places.check(network)
         except TooManyRequestsError as exc:
-            log.debug("%s refused: %s", network, exc)
+            log.debug(event_text("http_refused", "%s refused: %s"), network, exc)
             return False
         if self._places.full:
             # Those that were displaced have a thread until they notice.
@@ -221,7 +222,7 @@ class _Server(ThreadingHTTPServer):
                 self._places.leave(began[1], request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("request of %s ended early: %s", client_address, sys.exc_info()[1])
+        log.debug(event_text("http_request_ended", "request of %s ended early: %s"), client_address, sys.exc_info()[1])
 
 
 def _cut(request: socket.socket) -> None:
@@ -264,15 +265,22 @@ class _Handler(BaseHTTPRequestHandler):
                 try:
                     return route(path[len(name) :])
                 except IgnisError as exc:  # of the store, most of all: no fault of this program
-                    self.server.said.warning("%s cannot be answered now: %s", _escaped(path), exc, about=name)
+                    self.server.said.warning(
+                        event_text("http_not_answered", "%s cannot be answered now: %s"),
+                        _escaped(path),
+                        exc,
+                        about=name,
+                    )
                     return json_reply(503, {"error": type(exc).__name__})
                 except Exception as exc:
-                    self.server.said.error("%s failed", _escaped(path), about=name, exc_info=exc)
+                    self.server.said.error(
+                        event_text("http_failed", "%s failed"), _escaped(path), about=name, exc_info=exc
+                    )
                     return Reply(500, f'{{"error":"{type(exc).__name__}"}}'.encode())
         return Reply(404, b'{"error":"not found"}')
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        log.debug("%s %s", self.address_string(), _escaped(format % args))
+        log.debug(event_text("http_request", "%s %s"), self.address_string(), _escaped(format % args))
 
 
 def _escaped(text: str) -> str:

@@ -3,8 +3,9 @@
 A line has ``time``, ``level``, ``logger``, ``event``, ``message`` and ``pid``; where they are known ``queue`` and ``message_id``;
 of an exception ``error``, ``error_type`` and ``trace``. What a handler's own log call gives as ``extra`` is there too.
 
-The event is the same for each line of one kind. It is given as ``extra={"event": ...}``, else made from the text before its
-arguments are put in: ``"claim on %s failed, trying again: %s"`` is ``claim_on_failed_trying_again``.
+The event is the same for each line of one kind, whatever its words. Every call of ignis names it, by `event_text` or as
+``extra={"event": ...}``; docs/log-events.md has all of them. Of others' lines it is made from the text before its arguments
+are put in: ``"claim on %s failed, trying again: %s"`` is ``claim_on_failed_trying_again``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "add_fields",
     "error_type",
     "event_of",
+    "event_text",
     "extra_of",
     "json_trace",
     "log_uncaught",
@@ -40,12 +42,30 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 """What every record has; the rest was given as ``extra``. ``color_message`` is uvicorn's, for terminals."""
 
 
+class EventText(str):
+    """A text to be logged that names its event. Made by `event_text`."""
+
+    __slots__ = ("event",)
+
+    event: str
+
+    def __add__(self, more: str) -> EventText:
+        return event_text(self.event, super().__add__(more))
+
+
+def event_text(event: str, text: str) -> EventText:
+    """The text of a log call, with the name by which programs know lines of its kind."""
+    made = EventText(text)
+    made.event = event
+    return made
+
+
 _more_fields: list[Callable[[logging.LogRecord], Mapping[str, object]]] = []
 
 
 def event_of(record: logging.LogRecord) -> str:
     """The name of what happened."""
-    given = getattr(record, "event", None)
+    given = getattr(record, "event", None) or getattr(record.msg, "event", None)
     if isinstance(given, str) and given:
         return given
     words = _BETWEEN.sub("_", _PLACE.sub(" ", str(record.msg)).lower()).strip("_")
@@ -148,12 +168,16 @@ def log_uncaught() -> None:
     def of_thread(args: Any) -> None:
         if args.exc_type is not SystemExit and args.exc_value is not None:
             name = args.thread.name if args.thread is not None else "?"
-            log.critical("exception in thread %s", name, exc_info=args.exc_value)
+            log.critical(event_text("exception_in_thread", "exception in thread %s"), name, exc_info=args.exc_value)
 
     def unraisable(args: Any) -> None:
         if args.exc_value is not None:
-            log.critical("exception that could not be raised", exc_info=args.exc_value)
+            log.critical(
+                event_text("unraisable_exception", "exception that could not be raised"), exc_info=args.exc_value
+            )
 
     threading.excepthook = of_thread
     sys.unraisablehook = unraisable
-    sys.excepthook = lambda kind, exc, trace: log.critical("uncaught exception", exc_info=exc)
+    sys.excepthook = lambda kind, exc, trace: log.critical(
+        event_text("uncaught_exception", "uncaught exception"), exc_info=exc
+    )

@@ -27,6 +27,7 @@ from ignis.errors import (
     QueueNotFoundError,
     UnreadableMessageError,
 )
+from ignis.log_format import event_text
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record, id_text
 from ignis.native.wire import route_batch
@@ -361,7 +362,7 @@ class Magazine(Generic[M]):
             raise self._explained(exc) from exc
         if not self.follow_shards() and self.shards == shards:
             raise exc
-        log.debug("%s: %s", self.name, exc)
+        log.debug(event_text("magazine_routed", "%s: %s"), self.name, exc)
 
     def _explained(self, exc: QueueNotFoundError) -> BaseException:
         return exc if self.registration is None else self.registration.explain(exc)
@@ -378,7 +379,9 @@ class Magazine(Generic[M]):
         if now == before:
             return False
         log.warning(
-            "%s has %d shards by now, it had %d: its messages are routed anew, so a key may have gone to another shard",
+            event_text(
+                "shards_changed",
+                "%s has %d shards by now, it had %d: its messages are routed anew, so a key may have gone to another shard"),
             self.name, now, before,
         )  # fmt: skip
         return True

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ignis.log_format import event_text
+
 try:
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import (
@@ -204,7 +206,7 @@ class Collector(BaseCollector):
         try:
             stats = self._stats()
         except (IgnisError, OSError) as exc:
-            self._said.warning("metrics go without the store's figures: %s", exc)
+            self._said.warning(event_text("store_figures_missing", "metrics go without the store's figures: %s"), exc)
             # Who is refused has been answered.
             found.add("ignis_store_up", float(isinstance(exc, (PermissionDeniedError, PublishOnlyError))))
             return {} if self._local is None else self._local()
@@ -241,7 +243,9 @@ class FigureCollector(BaseCollector):
             try:
                 figures = self._store()
             except (IgnisError, OSError) as exc:
-                self._said.warning("metrics go without the store's figures: %s", exc)
+                self._said.warning(
+                    event_text("store_figures_missing", "metrics go without the store's figures: %s"), exc
+                )
                 found.add("ignis_store_up", 0)
             else:
                 found.add("ignis_store_up", 1)

@@ -31,6 +31,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.hooks import call_user_code, log_safely
+from ignis.log_format import event_text
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
@@ -375,7 +376,7 @@ class Publisher(Generic[M]):
         self._ended = error
         self._put = self._refuse
         self._outbox.close(error)
-        log_safely(log, logging.CRITICAL, "%s", error, exc_info=exc)
+        log_safely(log, logging.CRITICAL, event_text("publisher_broken", "%s"), error, exc_info=exc)
 
     def _flush_until_closed(self, under_way: deque[_Loading]) -> None:
         outbox, settings = self._drained, self._settings
@@ -467,7 +468,14 @@ class Publisher(Generic[M]):
             error = PublishError(count, f"{type(exc).__name__}: {exc}")
             error.__cause__ = exc
         self._drained.fail(count, error)
-        log_safely(log, logging.ERROR, "%d buffered message(s) for %s failed: %s", count, self._magazine.name, exc)
+        log_safely(
+            log,
+            logging.ERROR,
+            event_text("publish_failed", "%d buffered message(s) for %s failed: %s"),
+            count,
+            self._magazine.name,
+            exc,
+        )
 
     def _settle(
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int], began_s: float
@@ -479,7 +487,10 @@ class Publisher(Generic[M]):
         self._drained.settle(count)
         if self._on_stored is not None:
             call_user_code(
-                log, f"on_stored failed for {count} message(s) of {self._magazine.name}", self._on_stored, count
+                log,
+                event_text("on_stored_failed", f"on_stored failed for {count} message(s) of {self._magazine.name}"),
+                self._on_stored,
+                count,
             )
 
     def __enter__(self) -> Publisher[M]:
@@ -539,7 +550,12 @@ def end_publishers(magazines: MagazineStore, timeout: float | None = None) -> No
         except ForkedHandleError:
             continue  # the parent's
         except WaitTimeoutError as exc:
-            log.error("%d message(s) for %s: %s", publisher.pending, publisher.magazine.name, exc)
+            log.error(
+                event_text("publisher_left_messages", "%d message(s) for %s: %s"),
+                publisher.pending,
+                publisher.magazine.name,
+                exc,
+            )
 
 
 def _flush_at_exit() -> None:
@@ -550,4 +566,4 @@ def _flush_at_exit() -> None:
         except ForkedHandleError:
             continue  # the parent's; it closes its own
         except Exception as exc:
-            log.error("publisher left open at exit: %s", exc)
+            log.error(event_text("publisher_left_open", "publisher left open at exit: %s"), exc)

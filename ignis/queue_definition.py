@@ -15,6 +15,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
 from ignis.deadlines import note_on_expiry, on_expiry_of
 from ignis.errors import QueueMismatchError
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX, Magazine
 from ignis.message import BodyCodec
 from ignis.registration import Registration
@@ -142,7 +143,12 @@ class QueueDefinition(Generic[M]):
             shards = max(self._app.magazines().stored_shards(name) or 0 for name in names)
             if shards <= self.settings.shards:
                 raise
-            log.warning("queue %s has %d shards, its record says %d", self.name, shards, self.settings.shards)
+            log.warning(
+                event_text("queue_shards_differ", "queue %s has %d shards, its record says %d"),
+                self.name,
+                shards,
+                self.settings.shards,
+            )
             self.settings = dataclasses.replace(self.settings, shards=shards)
             return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
 
@@ -159,7 +165,9 @@ class QueueDefinition(Generic[M]):
         ]
         if changed:
             log.warning(
-                "queue %s was stored with other settings, which are now replaced for everybody: %s",
+                event_text(
+                    "queue_settings_replaced",
+                    "queue %s was stored with other settings, which are now replaced for everybody: %s"),
                 self.name, ", ".join(changed),
             )  # fmt: skip
 

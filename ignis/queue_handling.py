@@ -17,6 +17,7 @@ from ignis.consumer.runner import Runner
 from ignis.consumer.traced import tracing_layer
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, DelayNotSupportedError
+from ignis.log_format import event_text
 from ignis.pausing import PAUSED
 from ignis.queue_definition import QueueDefinition
 from ignis.shovel import Shovel
@@ -149,7 +150,12 @@ class QueueHandling(Generic[M]):
             return
         limit = self._app.consumer_settings.max_consumers
         if count > limit:
-            log.warning("%s is to have %d consumers, here are at most %d (consumer.max_consumers)", name, count, limit)
+            log.warning(
+                event_text("consumers_cut", "%s is to have %d consumers, here are at most %d (consumer.max_consumers)"),
+                name,
+                count,
+                limit,
+            )
             count = limit
         spec.concurrency = count
         if self.consumer is not None and self.consumer.concurrency != count:

@@ -32,7 +32,10 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
             sending.settimeout(1.0)
             sending.sendto(state.encode(), address)
     except OSError as exc:
-        log.warning("the service manager is not told %s: %s", state.partition("=")[0], exc)
+        log.warning(
+            "the service manager is not told %s: %s", state.partition("=")[0], exc,
+            extra={"event": "service_manager_not_told"},
+        )  # fmt: skip
         return False
     return True
 

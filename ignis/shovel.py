@@ -12,6 +12,7 @@ from typing import Any
 from ignis.config import check_timeout
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.near_names import meant
 from ignis.shovel_choice import Where
 from ignis.shovel_pass import Progress, ShovelPass, ShovelResult, check_options
@@ -131,13 +132,18 @@ class Shovel:
                 if not one.refused or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
                     return result
                 log.warning(
-                    "%d message(s) of %s were refused, trying again in %g s",
+                    event_text("shovel_once_refused", "%d message(s) of %s were refused, trying again in %g s"),
                     one.refused, self._name, ONE_SHOT_RETRY_S,
                 )  # fmt: skip
             except IgnisError as exc:
                 if not exc.retryable or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
                     raise
-                log.warning("shovel of %s failed, trying again in %g s: %s", self._name, ONE_SHOT_RETRY_S, exc)
+                log.warning(
+                    event_text("shovel_once_failed", "shovel of %s failed, trying again in %g s: %s"),
+                    self._name,
+                    ONE_SHOT_RETRY_S,
+                    exc,
+                )
             if self._stop.wait(ONE_SHOT_RETRY_S):
                 return result
 
@@ -167,9 +173,13 @@ class Shovel:
     def _run_once_logged(self, timeout: float, options: dict[str, Any]) -> None:
         try:
             result = self.run_until_done(timeout, **options)
-            log.info("one-shot shovel of %s moved %d message(s)", self._name, result.moved)
+            log.info(
+                event_text("shovel_once_done", "one-shot shovel of %s moved %d message(s)"), self._name, result.moved
+            )
         except Exception as exc:
-            log.error("one-shot shovel of %s gave up: %s", self._name, exc, exc_info=exc)
+            log.error(
+                event_text("shovel_once_gave_up", "one-shot shovel of %s gave up: %s"), self._name, exc, exc_info=exc
+            )
 
     # -- the schedule
 

@@ -16,6 +16,7 @@ from ignis.cancellation import forget_former_requests
 from ignis.config import check_number, check_whole, shown
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.shovel_choice import Where, coming_back, wanted, why_waiting
 from ignis.shovel_owed import Owed, Place
@@ -175,7 +176,7 @@ class ShovelPass:
             result.kept += not moves
             if progress is not None:
                 progress(1)
-        log.debug("dry run over %s", sideline.name)
+        log.debug(event_text("shovel_dry_run", "dry run over %s"), sideline.name)
         return result
 
     def left(self, result: ShovelResult, limit: int | None, where: Where | None, *, dry_run: bool) -> int:
@@ -281,7 +282,9 @@ class ShovelPass:
                 for item in part:
                     left.pop((item.shard, item.pointer), None)
         except IgnisError as exc:
-            self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._name, exc)
+            self._said.warning(
+                event_text("shovel_refused", "%d message(s) of %s stay in the sideline: %s"), len(left), self._name, exc
+            )
             result.refused += len(left)
         return left
 

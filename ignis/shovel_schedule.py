@@ -13,6 +13,7 @@ from ignis.context import QueueContext
 from ignis.errors import IgnisError
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
+from ignis.log_format import event_text
 from ignis.message import Message
 from ignis.shovel_choice import coming_back, waits, why_waiting
 from ignis.shovel_pass import ShovelPass, ShovelResult
@@ -122,8 +123,10 @@ class ShovelSchedule:
             result = ShovelResult(kept=count, waiting=count, causes=causes)
         if result.waiting > self.waiting:
             log.warning(
-                "%d message(s) in the sideline of %s wait for a person and do not come back by themselves, see 'ignis "
-                "sideline': %s",
+                event_text(
+                    "sideline_waits",
+                    "%d message(s) in the sideline of %s wait for a person and do not come back by themselves, see 'ignis "
+                "sideline': %s"),
                 result.waiting, self._name, ", ".join(f"{count} {cause}" for cause, count in sorted(result.causes.items())),
             )  # fmt: skip
         self.waiting = result.waiting
@@ -150,8 +153,10 @@ class ShovelSchedule:
         result.waiting = rounds.waiting
         if rounds.given_up > self.given_up:
             log.warning(
-                "%d message(s) in the sideline of %s have come back %d time(s), as its shovel_retry says: they wait for a "
-                "person, see 'ignis sideline'", rounds.given_up, self._name, rounds.rounds,
+                event_text(
+                    "sideline_given_up",
+                    "%d message(s) in the sideline of %s have come back %d time(s), as its shovel_retry says: they wait for a "
+                "person, see 'ignis sideline'"), rounds.given_up, self._name, rounds.rounds,
             )  # fmt: skip
         self.given_up, self.waiting = rounds.given_up, rounds.waiting
         self.returned += result.moved
@@ -199,7 +204,7 @@ class ShovelSchedule:
                 self._note_pass(interval_s)  # so that the interval counts on when this process is gone
             return due_in_s(interval_s, None if last_ms is None else last_ms / 1000, self._queue().clock())
         except IgnisError as exc:
-            log.debug("when %s was shovelled last is not known: %s", self._name, exc)
+            log.debug(event_text("shovel_time_unknown", "when %s was shovelled last is not known: %s"), self._name, exc)
             return interval_s
 
     def _note_pass(self, interval_s: float) -> None:
@@ -226,11 +231,13 @@ class ShovelSchedule:
         try:
             result = self.run()
             if result.moved:
-                log.info("shovelled %d message(s) of %s", result.moved, self._name)
+                log.info(event_text("shovelled", "shovelled %d message(s) of %s"), result.moved, self._name)
             if not self._queue().settings.shovel_retry:
                 self._note_pass(self._queue().settings.shovel_interval_s)
         except Exception as exc:
-            log_safely(log, logging.ERROR, "shovel pass of %s failed", self._name, exc_info=exc)
+            log_safely(
+                log, logging.ERROR, event_text("shovel_broken", "shovel pass of %s failed"), self._name, exc_info=exc
+            )
         finally:
             with self._lock:
                 self._passing = False

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ignis.errors import IgnisError
 from ignis.escaping import plain
-from ignis.log_format import JsonFormatter
+from ignis.log_format import JsonFormatter, event_text
 
 __all__ = [
     "age",
@@ -88,7 +88,7 @@ def event(value: object) -> None:
                 raise TimeoutError(f"nobody reads it for {_EVENT_S:g} s")
             data = data[os.write(descriptor, data[:_EVENT_BYTES]) :]
     except (OSError, ValueError) as exc:
-        log.warning("standard output cannot be written, going on without it: %s", exc)
+        log.warning(event_text("output_not_written", "standard output cannot be written, going on without it: %s"), exc)
 
 
 def to_json(value: object) -> str:

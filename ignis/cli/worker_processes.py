@@ -28,6 +28,7 @@ from ignis.control.autoscaler import Autoscaler
 from ignis.errors import IgnisError
 from ignis.http_endpoint import HttpEndpoint
 from ignis.leader import make_leader
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.service_notify import ServiceNotifier
 from ignis.supervisor import Supervisor, WorkerCommand
@@ -254,5 +255,5 @@ class _Scaling:
                 self.autoscaler.start()
                 return
             except IgnisError as exc:
-                said.warning("the autoscaler cannot begin yet: %s", exc)
+                said.warning(event_text("autoscaler_not_begun", "the autoscaler cannot begin yet: %s"), exc)
                 self._closing.wait(_RETRY_S)

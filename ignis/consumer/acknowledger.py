@@ -24,6 +24,7 @@ from ignis.consumer.traced import FailureSpans
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
 from ignis.figures import ConsumerFigures
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.retries import RetryRules
@@ -220,7 +221,11 @@ class Acknowledger:
                 except IgnisError as exc:
                     self._counts.ack_errors += 1
                     self._failing = True
-                    self._said.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
+                    self._said.warning(
+                        event_text("acknowledgement_failed", "acknowledgement on %s failed, trying again: %s"),
+                        self._queue.name,
+                        exc,
+                    )
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.set()
                     if not last:
@@ -256,7 +261,11 @@ class Acknowledger:
             return
         except IgnisError as exc:
             self._counts.renew_errors += 1
-            self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
+            self._said.warning(
+                event_text("claim_renewal_failed", "claims on %s could not be renewed, trying again: %s"),
+                queue.name,
+                exc,
+            )
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
         if not self.finishing.is_set():

@@ -21,6 +21,7 @@ from ignis.consumer.pools.leading import Leading, Tray
 from ignis.context import QueueContext
 from ignis.errors import IgnisError
 from ignis.figures import ConsumerFigures
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import set_spin
 from ignis.native.store import Recall
@@ -168,7 +169,7 @@ class Claims:
         if not exc.retryable:
             raise exc
         self._counts.fetch_errors += 1
-        self._said.warning("claim on %s failed, trying again: %s", self._name, exc)
+        self._said.warning(event_text("claim_failed", "claim on %s failed, trying again: %s"), self._name, exc)
 
 
 class ThreadClaims(Claims):

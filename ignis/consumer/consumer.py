@@ -30,6 +30,7 @@ from ignis.consumer.runner import Runner, message_name
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
+from ignis.log_format import event_text
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
 from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
@@ -150,7 +151,9 @@ class Consumer:
         clean = drained and stored and not left
         if not clean:
             log.warning(
-                "consumer of %s stopped with %d message(s) left to the sweeper: %d in hand, of %d the outcome is not stored",
+                event_text(
+                    "consumer_left_messages",
+                    "consumer of %s stopped with %d message(s) left to the sweeper: %d in hand, of %d the outcome is not stored"),
                 self._queue.name, self.in_flight + self._acker.unacked, self.in_flight, self._acker.unacked,
             )  # fmt: skip
         return clean
@@ -421,6 +424,11 @@ class Consumer:
     def _fail(self, exc: BaseException) -> None:
         self.failed = exc
         self._claims.fail()
-        log.error("consumer of %s failed and stopped claiming: %s", self._queue.name, exc, exc_info=exc)
+        log.error(
+            event_text("consumer_failed", "consumer of %s failed and stopped claiming: %s"),
+            self._queue.name,
+            exc,
+            exc_info=exc,
+        )
         if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
             self._on_failure(exc)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from ignis.history import type_name, without_callers
 from ignis.hooks import call_user_code, log_safely
-from ignis.log_format import error_type
+from ignis.log_format import error_type, event_text
 from ignis.log_limit import LogLimit
 from ignis.message import REASONS
 
-__all__ = ["FailureTold", "HandlerLog", "cut", "failure_fields", "failure_told"]
+__all__ = ["FailureTold", "HandlerLog", "cut", "failure_fields", "failure_told", "message_id_in"]
 
 log = logging.getLogger("ignis.consumer.handler")
 
@@ -98,7 +98,12 @@ class HandlerLog:
             extra = self._fields(event, text) | failure_fields(failure)
             if log.isEnabledFor(level):
                 made = {"name": log.name, "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
-                call_user_code(log, "a line could not be logged", log.handle, logging.makeLogRecord(made | extra))
+                call_user_code(
+                    log,
+                    event_text("line_not_logged", "a line could not be logged"),
+                    log.handle,
+                    logging.makeLogRecord(made | extra),
+                )
 
     def _write_once(self, key: str, text: str) -> None:
         mine = object()
@@ -107,8 +112,7 @@ class HandlerLog:
 
     def _fields(self, event: str, text: str) -> dict[str, object]:
         """What a program that reads the log wants to know apart from the text."""
-        named = _MESSAGE.search(text.partition("\n")[0])
-        return {"event": event, "queue": self._queue, "message_id": named[1] if named is not None else None}
+        return {"event": event, "queue": self._queue, "message_id": message_id_in(text.partition("\n")[0])}
 
     def _write(self, level: int, key: str, text: str, exc: BaseException | None, event: str) -> None:
         if self.send is None:
@@ -123,6 +127,12 @@ class HandlerLog:
             log_safely(
                 log, level, "%s", text, exc_info=exc, trace_from=without_callers, extra=self._fields(event, text)
             )
+
+
+def message_id_in(text: str) -> str | None:
+    """The id of the message, of a batch of the first, that `message_name` has put into a text."""
+    named = _MESSAGE.search(text)
+    return None if named is None else named[1]
 
 
 def _more(count: int) -> str:

@@ -19,6 +19,7 @@ from ignis.consumer.outcome import Failed, Failure, attempts_of
 from ignis.consumer.work import Work, any_seen, ask, told, was_seen, withdraw
 from ignis.context import QueueContext
 from ignis.errors import IgnisError, UnreadableMessageError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED
 from ignis.native import Record
@@ -121,7 +122,11 @@ class LongWork:
             if time.monotonic() >= self._store_at:
                 self._store_told(self.told())
         except IgnisError as exc:
-            self._said.warning("what runs long of %s could not be looked after: %s", self._queue.name, exc)
+            self._said.warning(
+                event_text("long_work_look_failed", "what runs long of %s could not be looked after: %s"),
+                self._queue.name,
+                exc,
+            )
         finally:
             if oldest or self.asked or self._over or self._stored or self._stored_calls:
                 self._plan()

@@ -22,6 +22,7 @@ from typing import Any
 from ignis.consumer.claims import RELOOK_S, Claims
 from ignis.consumer.pools import Worker
 from ignis.errors import IgnisError
+from ignis.log_format import event_text
 from ignis.native import Alarm, Watch, set_spin
 from ignis.storage.base import FireResult
 from ignis.upkeep import run_soon
@@ -404,4 +405,8 @@ class LoopClaims(Claims):
             try:
                 self._counts.reloaded += self._magazines.reload(self._name, pointers)
             except IgnisError as exc:
-                log.warning("messages of %s are left to the sweeper: %s", self._name, exc)
+                log.warning(
+                    event_text("messages_left_to_sweeper", "messages of %s are left to the sweeper: %s"),
+                    self._name,
+                    exc,
+                )

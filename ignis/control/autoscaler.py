@@ -22,6 +22,7 @@ from ignis.config import AutoscalerSettings, check_name
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.leader import Leadership, make_leader
+from ignis.log_format import event_text
 from ignis.pausing import PAUSED
 from ignis.storage.base import Fence, QueueRecord, Store
 
@@ -195,7 +196,9 @@ class Autoscaler:
                 return None
             self.last = Decision(wanted, workers, loads)
             waiting, before = sum(one.due for one in loads), "an unknown number" if workers is None else workers
-            log.info("%d worker(s) wanted instead of %s: %d message(s) wait", wanted, before, waiting)
+            log.info(
+                event_text("scaled", "%d worker(s) wanted instead of %s: %d message(s) wait"), wanted, before, waiting
+            )
             self._target.scale_to(wanted)
             return self.last
 
@@ -266,7 +269,7 @@ class Autoscaler:
             except BaseException as exc:  # the target is the user's: whatever it raises, the next look may go better
                 self.errors += 1
                 log_safely(
-                    log, logging.WARNING, "autoscaler failed, trying again: %s", exc,
+                    log, logging.WARNING, event_text("autoscaler_failed", "autoscaler failed, trying again: %s"), exc,
                     exc_info=None if isinstance(exc, IgnisError) else exc,
                 )  # fmt: skip
             self._stop.wait(self._settings.interval_s)

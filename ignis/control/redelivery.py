@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ignis.errors import IgnisError, QueueNotFoundError, RecordTooLargeError
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
@@ -83,11 +84,15 @@ def take_back(store: Store, name: str) -> Recovered:
         record = store.queues.get(name)
         found = Recovered() if record is None else recover_dead(store, record)
     except IgnisError as exc:
-        log.warning("what dead processes held of %s is left to the sweeper: %s", name, exc)
+        log.warning(
+            event_text("dead_processes_left", "what dead processes held of %s is left to the sweeper: %s"), name, exc
+        )
         return Recovered()
     if found.sidelined or found.returned:
         log.warning(
-            "dead processes held messages of %s: %d are in its sideline now, %d back there",
+            event_text(
+                "dead_processes_recovered",
+                "dead processes held messages of %s: %d are in its sideline now, %d back there"),
             name, found.sidelined, found.returned,
         )  # fmt: skip
     return found

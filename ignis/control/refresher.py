@@ -23,6 +23,7 @@ from ignis.clock import Clock
 from ignis.config import RefresherSettings
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
@@ -187,7 +188,12 @@ class Refresher:
             result.failed.append(name)
             state = f"{FAILED}: {exc}"
             if self.states.get(name) != state:  # every few minutes the same would bury everything else
-                log.warning("queue %s cannot be refreshed: %s", name, exc, exc_info=not isinstance(exc, IgnisError))
+                log.warning(
+                    event_text("queue_refresh_failed", "queue %s cannot be refreshed: %s"),
+                    name,
+                    exc,
+                    exc_info=not isinstance(exc, IgnisError),
+                )
             self.states[name] = state
 
     # -- one queue
@@ -214,7 +220,11 @@ class Refresher:
                 return
             # What is stored may have been changed by the start: by what the code asks for.
             record = store.queues.get(record.name) or record
-            log.info("queue %s found in the store: its handler %s runs here", record.name, queue.spec.name)
+            log.info(
+                event_text("queue_found", "queue %s found in the store: its handler %s runs here"),
+                record.name,
+                queue.spec.name,
+            )
             result.started.append(record.name)
         self._reconcile(queue, record, result)
 
@@ -241,7 +251,9 @@ class Refresher:
     def _note_no_handler(self, record: QueueRecord) -> None:
         if self.states.get(record.name) != NO_HANDLER:
             named = f" (its handler type is {record.handler_type!r})" if record.handler_type else ""
-            log.info("queue %s has no handler in this application%s", record.name, named)
+            log.info(
+                event_text("queue_without_handler", "queue %s has no handler in this application%s"), record.name, named
+            )
         self.states[record.name] = NO_HANDLER
 
     def _reconcile(self, queue: Queue[Any], record: QueueRecord, result: RefreshResult) -> None:
@@ -252,7 +264,11 @@ class Refresher:
         queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency, record.max_returns, retry)
         after = _of_shovel(queue)
         if after != before:
-            log.info("queue %s: consumers %d, shovel every %g s by %d, returns %d, policy %s", queue.name, *after)
+            log.info(
+                event_text("queue_changed", "queue %s: consumers %d, shovel every %g s by %d, returns %d, policy %s"),
+                queue.name,
+                *after,
+            )
             result.changed.append(queue.name)
         here = (PAUSED if queue.paused else RUNNING) if queue.consumer is not None else NOT_STARTED
         self.states[record.name] = here if record.concurrency else PUBLISH_ONLY
@@ -269,7 +285,7 @@ class Refresher:
             return
         if queue.consumer is not None:
             queue.stop(self._stop_timeout_s)
-            log.info("queue %s is %s: it does not run here any more", name, state)
+            log.info(event_text("queue_stopped", "queue %s is %s: it does not run here any more"), name, state)
             result.stopped.append(name)
         queue.shovel.stop()
         if state == REMOVED:
@@ -300,7 +316,11 @@ class Refresher:
 
         record = store.queues.update(record.name, expire)
         if not record.active:
-            log.warning("queue %s was not used for %g s: deactivated", record.name, record.queue_expiry_s)
+            log.warning(
+                event_text("queue_expired", "queue %s was not used for %g s: deactivated"),
+                record.name,
+                record.queue_expiry_s,
+            )
             result.expired.append(record.name)
         return record
 
@@ -314,7 +334,7 @@ class Refresher:
             one.extra.pop(EXPIRED, None)
             one.extra[USED] = [used, now_ms]
 
-        log.warning("queue %s had expired and has messages again: active", record.name)
+        log.warning(event_text("queue_revived", "queue %s had expired and has messages again: active"), record.name)
         result.revived.append(record.name)
         return store.queues.update(record.name, revive)
 
@@ -350,7 +370,13 @@ class Refresher:
                 self.errors += 1
                 next_watch = clock.monotonic_s() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
-                log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
+                log_safely(
+                    log,
+                    logging.WARNING,
+                    event_text("refresh_failed", "refresh failed, trying again: %s"),
+                    exc,
+                    exc_info=shown,
+                )
 
 
 def _of_shovel(queue: Queue[Any]) -> tuple[int, float, int, int, str]:

@@ -31,6 +31,7 @@ from ignis.errors import (
 )
 from ignis.hooks import log_safely
 from ignis.leader import Leadership
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.schedules.due import Plan, plan
 from ignis.schedules.fire import load_ticks, remember_s
@@ -153,16 +154,23 @@ class Scheduler:
             try:
                 rest_s = self._look()
             except (LockHeldError, StaleEpochError) as exc:
-                log.info("schedules are fired by another instance: %s", exc)
+                log.info(event_text("schedules_led_elsewhere", "schedules are fired by another instance: %s"), exc)
             except (PermissionDeniedError, PublishOnlyError) as exc:
                 rest_s *= _IDLE_LOOKS
-                self._said_rarely.warning("no schedule is fired from here: %s", exc)
+                self._said_rarely.warning(
+                    event_text("schedules_not_allowed", "no schedule is fired from here: %s"), exc
+                )
             except IgnisError as exc:
                 self.total.failed += 1
-                self._said.warning("no schedule is fired for now: %s", exc)
+                self._said.warning(event_text("schedules_look_failed", "no schedule is fired for now: %s"), exc)
             except Exception as exc:
                 self.total.failed += 1
-                log_safely(log, logging.ERROR, "a look at the schedules failed", exc_info=exc)
+                log_safely(
+                    log,
+                    logging.ERROR,
+                    event_text("schedules_look_broken", "a look at the schedules failed"),
+                    exc_info=exc,
+                )
             self._clock.wait(self._wake, rest_s)
             self._wake.clear()
 
@@ -204,7 +212,9 @@ class Scheduler:
     def _tell_damaged(self, queue: str) -> Callable[[str, Exception], None]:
         def tell(name: str, why: Exception) -> None:
             self._said_rarely.error(
-                "schedule %s of queue %s is damaged and is not fired: %s; to add it anew mends it", name, queue, why,
+                event_text(
+                    "schedule_damaged",
+                    "schedule %s of queue %s is damaged and is not fired: %s; to add it anew mends it"), name, queue, why,
                 about=f"{queue}/{name}",
             )  # fmt: skip
 
@@ -257,7 +267,9 @@ class Scheduler:
         except Exception as exc:
             result.failed += 1
             self._said.error(
-                "the schedules of queue %s could not be fired, and are tried again: %s", queue, exc,
+                event_text(
+                    "schedules_not_fired",
+                    "the schedules of queue %s could not be fired, and are tried again: %s"), queue, exc,
                 about=queue, exc_info=None if isinstance(exc, IgnisError) else exc,
             )  # fmt: skip
             self._next[queue] = int((self._clock() + self._settings.look_s) * 1000)
@@ -298,7 +310,11 @@ class Scheduler:
             except ConfigError as exc:
                 result.failed += 1
                 self._said_rarely.error(
-                    "schedule %s of queue %s is not fired here: %s", name, record.name, exc, about=name
+                    event_text("schedule_not_fired", "schedule %s of queue %s is not fired here: %s"),
+                    name,
+                    record.name,
+                    exc,
+                    about=name,
                 )
                 continue
             due = plan(timing, stored.done_ms, now_ms, int(self._settings.grace_s * 1000), stored.missed)
@@ -340,7 +356,7 @@ class Scheduler:
             result.missed += one.plan.missed
             if one.plan.missed:
                 log.warning(
-                    "schedule %s of queue %s: %d tick(s) were missed and left out (missed = %s)",
+                    event_text("schedule_missed", "schedule %s of queue %s: %d tick(s) were missed and left out (missed = %s)"),
                     one.name, record.name, one.plan.missed, one.stored.missed,
                 )  # fmt: skip
 
@@ -353,13 +369,21 @@ class Scheduler:
                 continue
             if stored.done_ms > now_ms + _BEHIND_MS:
                 self._said_rarely.warning(
-                    "schedule %s of queue %s rests: the clock stands %d s before its last tick. If that tick was wrong, "
-                    "pause and resume the schedule", name, queue, (stored.done_ms - now_ms) // 1000, about=name,
+                    event_text(
+                        "schedule_rests",
+                        "schedule %s of queue %s rests: the clock stands %d s before its last tick. If that tick was wrong, "
+                    "pause and resume the schedule"), name, queue, (stored.done_ms - now_ms) // 1000, about=name,
                 )  # fmt: skip
             try:
                 at_ms = stored.timing().next_ms(stored.done_ms)
             except ConfigError as exc:
-                self._said_rarely.error("schedule %s of queue %s is not fired here: %s", name, queue, exc, about=name)
+                self._said_rarely.error(
+                    event_text("schedule_not_fired", "schedule %s of queue %s is not fired here: %s"),
+                    name,
+                    queue,
+                    exc,
+                    about=name,
+                )
                 continue
             if at_ms is not None:
                 found.append(at_ms)

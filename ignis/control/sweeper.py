@@ -26,6 +26,7 @@ from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundEr
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
 from ignis.leader import Leadership
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store
@@ -191,7 +192,7 @@ class Sweeper:
         except LockHeldError:
             return False
         except StaleEpochError as exc:
-            log.warning("sweep refused: %s", exc)
+            log.warning(event_text("sweep_refused", "sweep refused: %s"), exc)
             return False
         return True
 
@@ -201,10 +202,10 @@ class Sweeper:
             return call()
         except IgnisError as exc:
             self.failed_passes += 1
-            log_safely(log, logging.WARNING, "nothing is swept for now: %s", exc)
+            log_safely(log, logging.WARNING, event_text("sweep_failed", "nothing is swept for now: %s"), exc)
         except Exception as exc:
             self.failed_passes += 1
-            log_safely(log, logging.ERROR, "sweep pass failed", exc_info=exc)
+            log_safely(log, logging.ERROR, event_text("sweep_broken", "sweep pass failed"), exc_info=exc)
         return None
 
     # -- passes
@@ -239,7 +240,7 @@ class Sweeper:
                     replaced = exc
                 except Exception:
                     # One queue's failure never stops the others.
-                    log.exception("sweep of %s failed", record.name)
+                    log.exception(event_text("queue_sweep_broken", "sweep of %s failed"), record.name)
                     result.failed_queues += 1
         self.passes += 1
         self._last_took_s = time.monotonic() - began_s
@@ -294,7 +295,7 @@ class Sweeper:
         if one.result.swept or one.result.sideline_swept:
             self._note(one)
             log.warning(
-                "swept %d abandoned message(s) of %s into the sideline, %d within it",
+                event_text("swept", "swept %d abandoned message(s) of %s into the sideline, %d within it"),
                 one.result.swept, record.name, one.result.sideline_swept,
             )  # fmt: skip
         return one.result
@@ -317,8 +318,10 @@ class Sweeper:
             )
         if not self._guard.trusted(record.stuck_after_s):
             log.error(
-                "the clock was set by %+.0f s: claims of %s that are older than %g s cannot be told for now, only what dead "
-                "processes held is recovered", self._guard.jumped_s, record.name, record.stuck_after_s,
+                event_text(
+                    "clock_set",
+                    "the clock was set by %+.0f s: claims of %s that are older than %g s cannot be told for now, only what dead "
+                "processes held is recovered"), self._guard.jumped_s, record.name, record.stuck_after_s,
             )  # fmt: skip
             return _Queue(record, fence, 0, 0, SweepResult(untimed_queues=1))
         now_ms = int(self._clock() * 1000)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ignis.file_lock import FileLock, is_locked
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
+from ignis.log_format import event_text
 from ignis.regular_files import read_text
 from ignis.storage.base import Fence, Store
 from ignis.storage.os_errors import store_errors
@@ -71,7 +72,13 @@ class FileLeader(Leadership):
             if self._held is not None:
                 if self._held.valid:
                     return self._fence
-                log.warning("leadership of %s is given up: %s was deleted, moved or replaced", self.scope, self._path)
+                log.warning(
+                    event_text(
+                        "leadership_given_up", "leadership of %s is given up: %s was deleted, moved or replaced"
+                    ),
+                    self.scope,
+                    self._path,
+                )
                 self._release()
             self._join()
             with store_errors(f"leader's lock {self._path}"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ignis.errors import IgnisError
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.storage.base import Fence, Store
 
@@ -78,7 +79,11 @@ class LeaseLeader(Leadership):
             except IgnisError as exc:
                 if not exc.retryable:
                     return
-                self._said.warning("lease of %s could not be extended, trying again: %s", self.scope, exc)
+                self._said.warning(
+                    event_text("lease_renewal_failed", "lease of %s could not be extended, trying again: %s"),
+                    self.scope,
+                    exc,
+                )
                 self._available = False
                 continue
             self._available = True
@@ -88,7 +93,7 @@ class LeaseLeader(Leadership):
                 if held:
                     self._until_s = began_s + self._lease_s
                     continue
-                log.warning("leadership of %s is lost: the lease ran out", self.scope)
+                log.warning(event_text("leadership_lost", "leadership of %s is lost: the lease ran out"), self.scope)
                 self._owner, self._fence, self.since_s = "", None, None
                 break
         else:

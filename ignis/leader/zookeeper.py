@@ -34,6 +34,7 @@ from ignis.leader.base import Leadership, LeaderStatus, forget_after_fork
 from ignis.leader.zookeeper_election import Contest
 from ignis.leader.zookeeper_paths import Assignment
 from ignis.leader.zookeeper_session import Session
+from ignis.log_format import event_text
 from ignis.storage.base import Fence, Store
 
 __all__ = ["ZooKeeperLeader", "instance_name"]
@@ -136,7 +137,7 @@ class ZooKeeperLeader(Leadership):
                 self.refused += 1
                 if not self._refusal:
                     self._refusal = f"{exc}; where ZooKeeper lost its data, raise leader.epoch_base"
-                    log.error("%s cannot be led: %s", self.scope, self._refusal)
+                    log.error(event_text("leadership_impossible", "%s cannot be led: %s"), self.scope, self._refusal)
                 self._give_up("its epoch is refused")
                 return None
             self._refusal = ""
@@ -263,7 +264,7 @@ class ZooKeeperLeader(Leadership):
                 self._contest.renew()
         if held and why:
             self.losses += 1
-            log.warning("leadership of %s is given up: %s", self.scope, why)
+            log.warning(event_text("leadership_given_up", "leadership of %s is given up: %s"), self.scope, why)
         if held:
             self._changed()
         self._poke.set()
@@ -306,7 +307,7 @@ class ZooKeeperLeader(Leadership):
             if not isinstance(exc, CoordinatorError):
                 text = f"the election of {self.scope} fails: {type(exc).__name__}: {exc}"
                 if text != self._trouble:
-                    log.error("unexpected, trying again", exc_info=exc)
+                    log.error(event_text("zookeeper_broken", "unexpected, trying again"), exc_info=exc)
             self._set_trouble(text)
             if not (isinstance(exc, CoordinatorError) and exc.retryable):
                 self._settled.set()  # an answer, if not the one that was hoped for
@@ -331,9 +332,9 @@ class ZooKeeperLeader(Leadership):
     def _set_trouble(self, text: str) -> None:
         """Says it once."""
         if text and text != self._trouble:
-            log.warning("%s", text)
+            log.warning(event_text("zookeeper_trouble", "%s"), text)
         elif not text and self._trouble:
-            log.info("ZooKeeper is in order again for %s", self.scope)
+            log.info(event_text("zookeeper_in_order", "ZooKeeper is in order again for %s"), self.scope)
         self._trouble = text
 
     def _stand(self) -> None:
@@ -370,5 +371,10 @@ class ZooKeeperLeader(Leadership):
         self._set_trouble("")
         if before != self._office:
             if self._office is not None:
-                log.info("%s leads %s, epoch %d", self.instance, self.scope, self._office.epoch)
+                log.info(
+                    event_text("leadership_taken", "%s leads %s, epoch %d"),
+                    self.instance,
+                    self.scope,
+                    self._office.epoch,
+                )
             self._changed()

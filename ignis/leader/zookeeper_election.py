@@ -15,6 +15,7 @@ from ignis.config import LeaderSettings
 from ignis.errors import CoordinatorError
 from ignis.leader.zookeeper_paths import Assignment, Member, Paths, deal, new_prefix, sequence_of, shown
 from ignis.leader.zookeeper_session import Session
+from ignis.log_format import event_text
 from ignis.storage.base import Store
 
 __all__ = ["Contest", "Seen"]
@@ -194,7 +195,7 @@ class Contest:
             if exc.retryable or name == self._instance:
                 raise
             if name not in self._untold:
-                log.warning("%s is not told its share: %s", shown(name), exc)
+                log.warning(event_text("share_not_told", "%s is not told its share: %s"), shown(name), exc)
             self._untold.add(name)
         else:
             self._untold.discard(name)
@@ -218,8 +219,10 @@ class Contest:
         strangers = tuple(sorted(farms - {self._farm_id, ""}))
         if strangers and strangers != self._strangers:
             log.error(
-                "instances of farm %s are in one election with those of %s, and only one of the farms is swept: "
-                "give each a chroot of its own (leader.zookeeper)",
+                event_text(
+                    "farms_in_one_election",
+                    "instances of farm %s are in one election with those of %s, and only one of the farms is swept: "
+                "give each a chroot of its own (leader.zookeeper)"),
                 ", ".join(map(shown, strangers[:_MOST_SHOWN])), self._farm_id,
             )  # fmt: skip
         self._strangers = strangers

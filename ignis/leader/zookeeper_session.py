@@ -36,6 +36,7 @@ from ignis.config import LeaderSettings, check_file
 from ignis.errors import CoordinatorError, CoordinatorUnreachableError
 from ignis.hooks import call_user_code
 from ignis.leader.address import Address
+from ignis.log_format import event_text
 
 __all__ = ["Node", "Session"]
 
@@ -122,7 +123,7 @@ class Session:
             self._client.stop()
             self._client.close()
         except (KazooException, OSError) as exc:
-            log.debug("closing the session with %r: %s", self.address, exc)
+            log.debug(event_text("zookeeper_session_closing", "closing the session with %r: %s"), self.address, exc)
 
     @property
     def connected(self) -> bool:
@@ -156,7 +157,12 @@ class Session:
     def _on_state(self, state: str) -> None:
         self.since_s = time.time()
         for call in list(self._listeners):
-            call_user_code(log, "a listener of the ZooKeeper session failed", call, state == KazooState.CONNECTED)
+            call_user_code(
+                log,
+                event_text("zookeeper_listener_failed", "a listener of the ZooKeeper session failed"),
+                call,
+                state == KazooState.CONNECTED,
+            )
 
     # -- nodes
 

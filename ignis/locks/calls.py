@@ -16,6 +16,7 @@ from ignis.errors import (
     LockRetriesExhaustedError,
     StoreError,
 )
+from ignis.log_format import event_text
 from ignis.storage.base import LockRecord, LockTable
 
 __all__ = ["LockCalls", "now_s"]
@@ -129,7 +130,7 @@ class LockCalls:
             self._fail(f"lock {self._key!r} could not be {what}: {exc}", LockInternalError, exc)
         if not left:
             self._fail(f"lock {self._key!r} could not be {what} in {self._settings.tries} tries: {exc}", exhausted, exc)
-        log.debug("lock %s: not %s, trying again: %s", self._key, what, exc)
+        log.debug(event_text("lock_call_retried", "lock %s: not %s, trying again: %s"), self._key, what, exc)
 
     @staticmethod
     def _fail(text: str, kind: type[LockError], exc: StoreError) -> NoReturn:

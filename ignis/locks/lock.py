@@ -18,6 +18,7 @@ from ignis.errors import LockError, LockLostError, LockUnavailableError, StoreEr
 from ignis.hooks import call_user_code
 from ignis.locks.calls import LockCalls, now_s
 from ignis.locks.renewal import Renewer
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 
 __all__ = ["Lock", "LockContext", "LockLevel"]
@@ -270,7 +271,9 @@ class Lock:
         try:
             record = self._calls.renew_once(hold.owner, ttl_s)
         except StoreError as exc:
-            self._said.warning("lock %s could not be renewed, trying again: %s", self.id, exc)
+            self._said.warning(
+                event_text("lock_renewal_failed", "lock %s could not be renewed, trying again: %s"), self.id, exc
+            )
             return min(hold.until_s, self._now_s() + hold.ttl_s / 6)
         if record is None:
             self._lose(hold, "somebody else has it, or its time ran out")
@@ -284,9 +287,11 @@ class Lock:
                 return
             hold.lost = True
             self.lost.set()
-        log.warning("lock %s is lost: %s", self.id, why)
+        log.warning(event_text("lock_lost", "lock %s is lost: %s"), self.id, why)
         if self._on_lost is not None:
-            call_user_code(log, f"on_lost of lock {self.id} failed", self._on_lost, self)
+            call_user_code(
+                log, event_text("lock_on_lost_failed", f"on_lost of lock {self.id} failed"), self._on_lost, self
+            )
 
     # -- coroutines: the same calls, in threads of the context
 
@@ -326,7 +331,11 @@ class Lock:
         try:
             self.release()
         except LockError as exc:
-            log.warning("lock %s, acquired after its coroutine was cancelled: %s", self.id, exc)
+            log.warning(
+                event_text("lock_acquired_cancelled", "lock %s, acquired after its coroutine was cancelled: %s"),
+                self.id,
+                exc,
+            )
 
     # -- with
 
@@ -364,7 +373,9 @@ class Lock:
     def _left_badly(self, exc: BaseException | None, failure: LockError) -> None:
         if exc is None:
             raise failure
-        log.warning("lock %s: %s", self.id, failure)  # the block's own error is the one to see
+        log.warning(
+            event_text("lock_not_released", "lock %s: %s"), self.id, failure
+        )  # the block's own error is the one to see
 
     # -- the rest
 

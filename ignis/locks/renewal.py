@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ignis.hooks import log_safely
 from ignis.locks.calls import now_s
+from ignis.log_format import event_text
 
 __all__ = ["BY_HAND_S", "Renewer"]
 
@@ -79,7 +80,9 @@ class Renewer:
             try:
                 again = task()
             except Exception as exc:
-                log_safely(log, logging.ERROR, "a lock could not be renewed", exc_info=exc)
+                log_safely(
+                    log, logging.ERROR, event_text("lock_renewal_broken", "a lock could not be renewed"), exc_info=exc
+                )
             with self._changed:
                 # Removed meanwhile: then it stays removed.
                 if again is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ignis.app import Ignis
 from ignis.errors import ConfigError, NativeError, RegionBusyError, RegionIOError
+from ignis.log_format import event_text
 from ignis.native import Intake
 from ignis.relay.channel_reader import Inlet
 from ignis.relay.directory import RelayDirectory
@@ -65,7 +66,7 @@ class Roster:
             intake = Intake.open(path)
         except (RegionBusyError, RegionIOError, MemoryError) as exc:
             if self._ignored.get(path) != str(exc):  # once, not at every scan
-                log.warning("channel %s cannot be taken up now: %s", path.name, exc)
+                log.warning(event_text("channel_not_taken_up", "channel %s cannot be taken up now: %s"), path.name, exc)
                 self._ignored[path] = str(exc)
             return
         except NativeError as exc:
@@ -77,14 +78,14 @@ class Roster:
             self._refuse(path, intake, exc)
         else:
             self.figures["taken_up"] += 1
-            log.debug("channel %s taken up", path.name)
+            log.debug(event_text("channel_taken_up", "channel %s taken up"), path.name)
 
     def _finish(self, inlet: Inlet) -> None:
         del self._inlets[inlet.path]
         inlet.intake.close()
         inlet.path.unlink(missing_ok=True)
         self.figures["finished"] += 1
-        log.debug("channel %s is finished", inlet.path.name)
+        log.debug(event_text("channel_finished", "channel %s is finished"), inlet.path.name)
 
     def refuse(self, inlet: Inlet, why: Exception) -> None:
         """Takes no more from this channel: the file is set aside, then its producer is told."""
@@ -100,11 +101,11 @@ class Roster:
 
     def _set_aside(self, path: Path, why: Exception) -> None:
         self.figures["refused"] += 1
-        log.error("channel %s is set aside: %s", path.name, why)
+        log.error(event_text("channel_set_aside", "channel %s is set aside: %s"), path.name, why)
         try:
             self._directory.set_aside(path, f"{type(why).__name__}: {why}")
         except OSError as exc:
-            log.error("channel %s cannot be set aside: %s", path.name, exc)
+            log.error(event_text("channel_not_set_aside", "channel %s cannot be set aside: %s"), path.name, exc)
 
     def close(self) -> None:
         """Gives all channels back; what is in them waits for the next relay."""

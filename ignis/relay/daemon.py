@@ -30,6 +30,7 @@ from ignis.errors import (
     UnreadableMessageError,
 )
 from ignis.file_lock import FileLock
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import Bell, process_start_time
 from ignis.relay.channel_label import settings_of
@@ -122,7 +123,7 @@ class Relay:
             self._write_state()
             self._carrier = Carrier(_PARALLEL_LOADS)
             self._running = True
-            log.info("relaying %s to %s", self.directory.path, redacted(self.app.url))
+            log.info(event_text("relay_started", "relaying %s to %s"), self.directory.path, redacted(self.app.url))
             while not self._stopping:
                 if not self._turn():
                     self._rest()
@@ -134,13 +135,16 @@ class Relay:
             self._running = False
             if not self._carrier.close(self.settings.stop_timeout_s):
                 log.warning(
-                    "the store has not answered: what it was given may be stored, and waits in its channels too"
+                    event_text(
+                        "relay_store_silent",
+                        "the store has not answered: what it was given may be stored, and waits in its channels too",
+                    )
                 )
             self.roster.close()
             if self._bell is not None:
                 self._bell.close()
             self._lock.close()
-            log.info("relay stopped after %d messages", self._figures["messages"])
+            log.info(event_text("relay_stopped", "relay stopped after %d messages"), self._figures["messages"])
 
     def request_stop(self) -> None:
         """Makes `run` return."""
@@ -171,7 +175,7 @@ class Relay:
             raise  # no room or no permission: another file would have none either
         except NativeError as exc:
             # Producers that have the old one ring in vain; the scan finds their messages.
-            log.warning("%s is set aside: %s", self.directory.bell, exc)
+            log.warning(event_text("relay_state_set_aside", "%s is set aside: %s"), self.directory.bell, exc)
             self.directory.set_aside(self.directory.bell, str(exc))
             return Bell(self.directory.bell)
 
@@ -189,7 +193,9 @@ class Relay:
             if self._bell.wait([inlet.intake for inlet in self.roster], timeout_s):
                 self._next_scan = min(self._next_scan, time.monotonic())  # somebody rang: perhaps for a new channel
         except NativeError as exc:
-            self._said.warning("cannot be woken, looking every %g s: %s", self.settings.scan_s, exc)
+            self._said.warning(
+                event_text("relay_not_woken", "cannot be woken, looking every %g s: %s"), self.settings.scan_s, exc
+            )
             time.sleep(self.settings.scan_s)
             self._next_scan = 0.0
 
@@ -206,9 +212,13 @@ class Relay:
         try:
             found = self.directory.lock(0)
         except StoreError as exc:
-            self._said.warning("%s is gone and cannot be made: %s", self._lock.path, exc)
+            self._said.warning(
+                event_text("relay_directory_gone", "%s is gone and cannot be made: %s"), self._lock.path, exc
+            )
             return
-        log.warning("%s was deleted, moved or replaced; it is locked anew", self._lock.path)
+        log.warning(
+            event_text("relay_lock_replaced", "%s was deleted, moved or replaced; it is locked anew"), self._lock.path
+        )
         self._lock.close()
         self._lock = found
 
@@ -293,7 +303,9 @@ class Relay:
             try:
                 load.pack(self._turns)
             except NativeError as exc:
-                log.debug("a channel was cut while it was read: %s", exc)  # the next look at it finds out which
+                log.debug(
+                    event_text("channel_cut", "a channel was cut while it was read: %s"), exc
+                )  # the next look at it finds out which
                 self._drop(load.target)
 
     def _arrived(self, outcomes: Sequence[Outcome]) -> None:
@@ -366,7 +378,7 @@ class Relay:
         """Says once that the store refuses, and sets the pause before it is asked again."""
         if not failures:
             if self._failing:
-                self._said.warning("the store takes messages again")
+                self._said.warning(event_text("relay_store_back", "the store takes messages again"))
             self._failing, self._backoff_s, self._resume_at = "", 0.0, 0.0
             return
         self._figures["store_errors"] += len(failures)
@@ -374,7 +386,9 @@ class Relay:
             if not isinstance(exc, IgnisError):
                 raise exc
         if self._failing != str(failures[0]):
-            self._said.error("the store refuses, messages wait in their channels: %s", failures[0])
+            self._said.error(
+                event_text("relay_store_refuses", "the store refuses, messages wait in their channels: %s"), failures[0]
+            )
         self._failing = str(failures[0])
         self._backoff_s = min(max(self.settings.retry_s, self._backoff_s * 2), self.settings.max_retry_s)
         self._resume_at = time.monotonic() + self._backoff_s
@@ -388,7 +402,7 @@ class Relay:
                 record.name: {**settings_of(record), "codec": record.codec} for record in self.app.store.queues.list()
             }
         except IgnisError as exc:
-            self._said.warning("the queues' settings cannot be read: %s", exc)
+            self._said.warning(event_text("relay_settings_not_read", "the queues' settings cannot be read: %s"), exc)
             return
         self._listed = set(queues)
         pid = os.getpid()
@@ -408,5 +422,11 @@ class Relay:
             # Shared memory is full, most likely of channels, and nobody but us empties them.
             problem = f"{self.directory.path}: {exc.strerror}"
         if problem and problem != self._unwritten:
-            log.warning("what producers may want to know of the queues cannot be written down: %s", problem)
+            log.warning(
+                event_text(
+                    "relay_state_not_written",
+                    "what producers may want to know of the queues cannot be written down: %s",
+                ),
+                problem,
+            )
         self._unwritten = problem

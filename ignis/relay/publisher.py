@@ -12,6 +12,7 @@ from ignis.config import PublisherSettings, RelaySettings
 from ignis.deadlines import Deadline
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
+from ignis.log_format import event_text
 from ignis.magazine import Magazine
 from ignis.message import encode_key
 from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
@@ -222,7 +223,9 @@ class ReceiptWatcher:
             except (ClosedError, ForkedHandleError):
                 return
             except NativeError as exc:
-                log_safely(log, logging.ERROR, "the channel's file is damaged: %s", exc)  # its receipts have failed
+                log_safely(
+                    log, logging.ERROR, event_text("channel_damaged", "the channel's file is damaged: %s"), exc
+                )  # its receipts have failed
                 return
             except BaseException:
                 with self._lock:

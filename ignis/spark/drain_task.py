@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ignis.config import check_name
 from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
 from ignis.spark.columns import ENVELOPE_SCHEMA, MESSAGE_SCHEMA
@@ -181,8 +182,10 @@ class Drained:
         other = _handles.get(named)
         if other is not None and not other._ended and self.claimed:
             log.warning(
-                "job %s of %s has another handle in this process: both give the same messages, and what one commits or gives "
-                "back is gone for the other",
+                event_text(
+                    "spark_job_twice",
+                    "job %s of %s has another handle in this process: both give the same messages, and what one commits or gives "
+                "back is gone for the other"),
                 self.job, place.queue,
             )  # fmt: skip
         _handles[named] = self
@@ -333,7 +336,9 @@ def keep_renewing(place: Place, owner: str, stop: threading.Event) -> None:
         try:
             place.open().magazines.renew(place.queue, owner)
         except IgnisError as exc:
-            said.warning("the claims of %s could not be renewed: %s", owner, exc)
+            said.warning(
+                event_text("spark_claim_renewal_failed", "the claims of %s could not be renewed: %s"), owner, exc
+            )
 
 
 def _parallelism(spark: SparkSession) -> int:

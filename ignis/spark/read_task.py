@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ignis.log_format import event_text
 from ignis.message import corrupt_record
 from ignis.spark.columns import message_batch
 from ignis.spark.parse_body import UNPARSED
@@ -94,7 +95,11 @@ def _put_aside(place: Place, shard: int, pointers: list[int]) -> None:
     """Whoever else reads the same runs finds them gone, or moves nothing."""
     items = [Transfer(shard, pointer, corrupt_record(place.queue, shard, pointer), shard) for pointer in pointers]
     moved = place.open().magazines.transfer(place.queue, place.sideline, items)
-    log.error("%d damaged message(s) of %s were moved to the sideline", moved, place.queue)
+    log.error(
+        event_text("spark_damaged_sidelined", "%d damaged message(s) of %s were moved to the sideline"),
+        moved,
+        place.queue,
+    )
 
 
 def cut_runs(runs: Sequence[Run], max_messages: int, parts: int) -> list[tuple[Run, ...]]:

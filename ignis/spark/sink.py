@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ignis.config import check_name
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.native import position_ids
 from ignis.spark._pyspark import (
     DataSourceArrowWriter,
@@ -218,6 +219,6 @@ class IgnisStreamWriter(DataSourceStreamArrowWriter):
 def _log(what: str, target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
     written = [one for one in messages if isinstance(one, Written)]
     log.info(
-        "%d message(s) %s %s, %d known ones left out",
+        event_text("spark_batch_stored", "%d message(s) %s %s, %d known ones left out"),
         sum(one.stored for one in written), what, target.place.queue, sum(one.duplicates for one in written),
     )  # fmt: skip

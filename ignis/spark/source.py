@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.spark._pyspark import (
     DataSource,
     DataSourceReader,
@@ -226,7 +227,9 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         magazines, queue = self._place.open().magazines, self._place.queue
         count = sum(magazines.reload(queue, pointers) for pointers in pieces(runs, COMMIT_AT_ONCE))
         log.warning(
-            "%d message(s) of %s come again: a power cut has undone their claims, and they may have been processed",
+            event_text(
+                "spark_messages_again",
+                "%d message(s) of %s come again: a power cut has undone their claims, and they may have been processed"),
             count, queue,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.spark._pyspark import Column, DataFrame, SparkSession, StructType
 from ignis.spark.columns import to_messages
 from ignis.spark.drain_task import Drained, new_job
@@ -99,7 +100,12 @@ def publish(
     if at is not None:
         must_keep_later(place)
     if id is not None and not place.open().magazines.tells_repeats:
-        log.warning("%s cannot tell repeated ids: rows that are published again are stored again", url)
+        log.warning(
+            event_text(
+                "spark_repeats_untold", "%s cannot tell repeated ids: rows that are published again are stored again"
+            ),
+            url,
+        )
     trace = job_trace(place, None if given is None else given_context(given), column=own is not None)
     return messages.mapInArrow(Publishing(place, trace), RECEIPT_SCHEMA)
 

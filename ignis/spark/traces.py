@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from ignis.config import TracingSettings
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.message import encode_meta
 from ignis.spark.queue_path import Place
 from ignis.tracing import current_context, open_tracing
@@ -132,7 +133,7 @@ def _tracing() -> Tracing | None:
     try:
         return open_tracing(TracingSettings(enabled=True))
     except ConfigError as exc:
-        log.warning("this task makes no spans: %s", exc)
+        log.warning(event_text("spark_spans_missing", "this task makes no spans: %s"), exc)
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ignis.hooks import log_safely
+from ignis.log_format import event_text
 from ignis.log_limit import LogLimit
 
 __all__ = ["ExpiredLog"]
@@ -28,5 +29,14 @@ class ExpiredLog:
         """So many were retired just now."""
         due = self._limit.due(magazine, count) if count else 0
         if due:
-            text = "%d message(s) of %s waited longer than their time to live (message_expiry_s, or a deadline) and were dropped"
-            log_safely(log, logging.WARNING, text, due, magazine)
+            log_safely(
+                log,
+                logging.WARNING,
+                event_text(
+                    "messages_expired",
+                    "%d message(s) of %s waited longer than their time to live (message_expiry_s, or a deadline) and were "
+                    "dropped",
+                ),
+                due,
+                magazine,
+            )

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ignis.app import Ignis
+from ignis.log_format import event_text
 
 __all__ = ["dumping_on_signal", "in_hand"]
 
@@ -47,9 +48,10 @@ def dumping_on_signal(describe: Callable[[], dict[str, Any]], stacks_fd: int | N
     def work() -> None:
         while asked.get():
             try:
-                log.warning("in hand: %s", msgspec.json.encode(describe()).decode())
+                state = describe()
+                log.warning(event_text("in_hand", "in hand: %s"), msgspec.json.encode(state).decode(), extra=state)
             except Exception:
-                log.exception("in hand: not known")
+                log.exception(event_text("in_hand_unknown", "in hand: not known"))
 
     before = signal.signal(signal.SIGUSR1, on_signal)
     registered = stacks_fd is not None or _has_descriptor()

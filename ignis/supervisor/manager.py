@@ -7,6 +7,7 @@ note that it reads. Nothing here handles messages or imports the application: a 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import queue as queues_
@@ -22,6 +23,7 @@ from ignis.config import SupervisorSettings
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
 from ignis.exit_status import ending
 from ignis.hooks import call_user_code
+from ignis.log_format import event_text
 from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.supervisor.aggregate import Totals
@@ -218,10 +220,11 @@ class Supervisor:
         if asked == "stop":
             self._stop()
         elif asked == "reload" and not self._stopping:
-            log.info("reloading %d process(es), one by one", len(self._living))
+            log.info(event_text("processes_reloading", "reloading %d process(es), one by one"), len(self._living))
             self._generation += 1
         elif asked == "dump":
-            log.warning("supervisor: %s", self.describe())
+            state = self.describe()
+            log.warning(event_text("supervisor_state", "supervisor: %s"), json.dumps(state), extra=state)
             for one in self._living:
                 # Before it has its handler the signal would end it.
                 if one.state != STARTING:
@@ -231,13 +234,18 @@ class Supervisor:
         self._stops_asked += 1
         if self._stops_asked > 1:
             log.warning(
-                "ending at once: what the processes hold goes to the sideline as abandoned, as far as it is known"
+                event_text(
+                    "processes_ended_at_once",
+                    "ending at once: what the processes hold goes to the sideline as abandoned, as far as it is known",
+                )
             )
             self._code = _INTERRUPTED
             for one in self._living:
                 one.kill()
             return
-        log.info("stopping %d process(es); a second signal ends at once", len(self._living))
+        log.info(
+            event_text("processes_stopping", "stopping %d process(es); a second signal ends at once"), len(self._living)
+        )
         self._stopping = True
         for one in self._living:
             one.stop(self._stop_timeout_s + self._settings.kill_after_s)
@@ -255,7 +263,7 @@ class Supervisor:
                 self._from = {name: event[name] for name in ("url", "client_id", "farm_id", "store_options")}
             elif event["event"] == "started":
                 self._ever_ready = True
-                log.info("process %d consumes: %s", one.pid, ", ".join(event["queues"]))
+                log.info(event_text("process_consumes", "process %d consumes: %s"), one.pid, ", ".join(event["queues"]))
             elif event["event"] == "ending":
                 one.end_within(max(self._settings.kill_after_s, _LEAST_END_S))
         self.totals.note(one.number, one.status)
@@ -266,7 +274,7 @@ class Supervisor:
             if code is None:
                 why = one.overdue(self._settings.start_timeout_s, self._settings.silent_kill_after_s)
                 if why and not one.killed:
-                    log.warning("process %d (%s) %s: killed", one.pid, one.state, why)
+                    log.warning(event_text("process_killed", "process %d (%s) %s: killed"), one.pid, one.state, why)
                     one.kill()
                 continue
             self._hear(one)  # what it had said before its end still counts
@@ -282,7 +290,9 @@ class Supervisor:
         failure: so will the next one be."""
         clean = code == 0 and bool(one.why) and bool(one.status.get("drained"))
         if self._burst and code == 0 and one.why and not clean:
-            log.warning("process %d left messages in hand: the burst is not whole", one.pid)
+            log.warning(
+                event_text("burst_not_whole", "process %d left messages in hand: the burst is not whole"), one.pid
+            )
             self._code = self._code or _NOT_WHOLE
         if one.owner and not clean:
             self.orphaned.give_back(one.owner, f"its process ended with {ending(code)}")
@@ -290,7 +300,7 @@ class Supervisor:
             self._target = max(0, self._target - 1)
             return
         if code == 0 and one.why in (MAX_MESSAGES, MAX_RSS) and one.finished:
-            log.info("process %d has reached its limit (%s)", one.pid, one.why)
+            log.info(event_text("process_limit_reached", "process %d has reached its limit (%s)"), one.pid, one.why)
             self.restarts += not self._stopping
             return
         asked = code in (0, -signal.SIGTERM) and one.why != MAX_RSS
@@ -311,7 +321,7 @@ class Supervisor:
             self.restarts += 1
             queues = ", ".join(one.started.get("queues", [])) or "no queue yet"
             log.warning(
-                "process %d of %s ended with %s; another one in %.3g s",
+                event_text("process_died", "process %d of %s ended with %s; another one in %.3g s"),
                 one.pid, queues, ending(code), wait_s,
             )  # fmt: skip
 
@@ -333,7 +343,7 @@ class Supervisor:
             one for one in self._living if one.state == LOCKED and not (self._is_old(one) or self._is_silent(one))
         ]
         for one in usable[: max(0, missing)]:
-            log.info("process %d is unlocked: there is work", one.pid)
+            log.info(event_text("process_unlocked", "process %d is unlocked: there is work"), one.pid)
             one.unlock()
             missing -= 1
         if missing > 0 and time.monotonic() >= self._start_at:
@@ -343,7 +353,12 @@ class Supervisor:
             if one.state == STARTING:
                 one.stop(self._settings.kill_after_s)
             else:
-                log.info("process %d is locked: it claims nothing more and ends when it is idle", one.pid)
+                log.info(
+                    event_text(
+                        "process_locked", "process %d is locked: it claims nothing more and ends when it is idle"
+                    ),
+                    one.pid,
+                )
                 one.lock()
 
     def _gone_silent(self, one: WorkerProcess) -> bool:
@@ -351,7 +366,11 @@ class Supervisor:
         when it speaks again, there is one too many."""
         silent = one.state == RUNNING and self._is_silent(one)
         if silent and one.number not in self._silent:
-            log.warning("process %d has said nothing for %.3g s: another one works beside it", one.pid, one.silent_s)
+            log.warning(
+                event_text("process_silent", "process %d has said nothing for %.3g s: another one works beside it"),
+                one.pid,
+                one.silent_s,
+            )
             self._silent.add(one.number)
         elif not silent:
             self._silent.discard(one.number)
@@ -381,7 +400,7 @@ class Supervisor:
         except OSError as exc:
             self._failures += 1
             self._start_at = time.monotonic() + self._settings.restart_wait_max_s
-            log.error("a worker process cannot be started: %s", exc)
+            log.error(event_text("process_not_started", "a worker process cannot be started: %s"), exc)
             return
         self._living.append(one)
 
@@ -391,7 +410,9 @@ class Supervisor:
         if sum(one.state == RUNNING for one in self._living) >= self._first_target:
             self._announced = True
             # The processes run: whoever wanted to hear of it does not end them.
-            call_user_code(log, "announcing the start failed", self._on_started)
+            call_user_code(
+                log, event_text("start_announcement_failed", "announcing the start failed"), self._on_started
+            )
 
     def _end(self) -> None:
         for one in self._living:
@@ -400,12 +421,21 @@ class Supervisor:
             try:
                 one.popen.wait(_KILLED_S)
             except subprocess.TimeoutExpired:
-                log.warning("process %d was killed and has not ended after %g s", one.pid, _KILLED_S)
+                log.warning(
+                    event_text("process_unkillable", "process %d was killed and has not ended after %g s"),
+                    one.pid,
+                    _KILLED_S,
+                )
             one.close()
             if one.owner:
                 self.orphaned.give_back(one.owner, "its supervisor ended it")
         if not self.orphaned.wait_done(_GIVE_BACK_S):
-            log.warning("not everything that dead processes held was given back: the rest is left to the sweeper")
+            log.warning(
+                event_text(
+                    "dead_processes_left",
+                    "not everything that dead processes held was given back: the rest is left to the sweeper",
+                )
+            )
         self.orphaned.close()
         if self._on_stopping is not None:
             self._on_stopping()

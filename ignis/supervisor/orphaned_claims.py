@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ignis.control.redelivery import Aside, Recovered, recover_owner
 from ignis.errors import IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.stacks import start_thread
 from ignis.storage.base import Store
@@ -78,17 +79,23 @@ class OrphanedClaims:
             except IgnisError as exc:
                 later = "tried again" if exc.retryable else "left to the sweeper"
                 self._said.warning(
-                    "what %s held cannot be given back now and is %s: %s", owner, later, exc, about=owner
+                    event_text("dead_process_waits", "what %s held cannot be given back now and is %s: %s"),
+                    owner,
+                    later,
+                    exc,
+                    about=owner,
                 )
                 if exc.retryable:
                     with self._changed:
                         self._changed.wait_for(lambda: self._closing, _RETRY_S)
                     continue
             except Exception:
-                log.exception("what %s held is left to the sweeper", owner)
+                log.exception(event_text("dead_process_left", "what %s held is left to the sweeper"), owner)
             else:
                 log.warning(
-                    "%s is dead (%s): %d message(s) it held are in the sideline, %d back in one, after %.3f s",
+                    event_text(
+                        "dead_process_recovered",
+                        "%s is dead (%s): %d message(s) it held are in the sideline, %d back in one, after %.3f s"),
                     owner, why, found.sidelined, found.returned, time.monotonic() - began,
                 )  # fmt: skip
             with self._changed:

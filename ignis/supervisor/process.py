@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ignis.errors import ClosedError
+from ignis.log_format import event_text
 from ignis.stack_file import StackFile
 from ignis.supervisor.control_pipe import Link
 
@@ -126,7 +127,7 @@ class WorkerProcess:
         try:
             self.link.send(do=what, number=self._order)
         except ClosedError:
-            log.warning("worker process %d does not listen", self.pid)
+            log.warning(event_text("process_deaf", "worker process %d does not listen"), self.pid)
 
     def lock(self) -> None:
         """It claims nothing more and finishes what it has."""

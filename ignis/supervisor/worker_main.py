@@ -15,6 +15,7 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.debug_dump import dumping_on_signal, in_hand
@@ -124,10 +125,10 @@ class Worker:
                 self._look_at_limits()
                 self._report()
             except IgnisError as exc:
-                self._said.warning("worker process cannot look at itself: %s", exc)
+                self._said.warning(event_text("worker_look_failed", "worker process cannot look at itself: %s"), exc)
                 self._ended.wait(1.0)
             except Exception as exc:
-                self._said.error("worker process cannot look at itself", exc_info=exc)
+                self._said.error(event_text("worker_look_broken", "worker process cannot look at itself"), exc_info=exc)
                 self._ended.wait(1.0)
 
     def _hear(self) -> None:
@@ -142,7 +143,7 @@ class Worker:
             self._carried_out = order["number"]
             self._reported_at = 0.0
         if self._link.ended and not self._ended.is_set():
-            log.warning("the supervisor is gone: draining")
+            log.warning(event_text("supervisor_gone", "the supervisor is gone: draining"))
             self._end(ORPHANED)
 
     def _look_at_limits(self) -> None:
@@ -150,7 +151,11 @@ class Worker:
         if limits.max_messages and _finished(self._app) >= limits.max_messages:
             self._end(MAX_MESSAGES)
         elif limits.max_rss_bytes and rss_bytes() > limits.max_rss_bytes:
-            log.warning("resident memory of %d bytes is over %d: ending", rss_bytes(), limits.max_rss_bytes)
+            log.warning(
+                event_text("memory_limit_reached", "resident memory of %d bytes is over %d: ending"),
+                rss_bytes(),
+                limits.max_rss_bytes,
+            )
             self._end(MAX_RSS)
         elif limits.burst and self._empty():
             self._end(BURST)

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ignis._version import __version__
-from ignis.log_format import add_fields
+from ignis.log_format import add_fields, event_text
 from ignis.log_limit import LimitedLog
 from ignis.tracing import unsettled
 from ignis.tracing.envelope import TRACEPARENT
@@ -57,7 +57,7 @@ class Tracing:
         try:
             flush()
         except Exception as exc:  # as in `start`
-            _said.warning("spans could not be exported: %s", _text(exc))
+            _said.warning(event_text("spans_not_exported", "spans could not be exported: %s"), _text(exc))
 
     def start(
         self,
@@ -99,7 +99,7 @@ class Tracing:
                 },
             )
         except Exception as exc:  # a sampler or a processor of the user's: no message fails for its trace
-            _said.warning("a span could not be started: %s", _text(exc))
+            _said.warning(event_text("span_not_started", "a span could not be started: %s"), _text(exc))
             span = trace.INVALID_SPAN
         return Operation(span)
 
@@ -157,7 +157,9 @@ class Operation:
             self._span.record_exception(exc)
         except Exception as raised:  # the exception's own text raises
             self._span.add_event("exception", {"exception.type": type(exc).__qualname__})
-            _said.warning("an exception could not be recorded: %s", _text(raised))
+            _said.warning(
+                event_text("span_exception_not_recorded", "an exception could not be recorded: %s"), _text(raised)
+            )
         if is_error:
             kind = type(exc)
             name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
@@ -171,7 +173,7 @@ class Operation:
         try:
             self._span.end()
         except Exception as exc:  # as in `Tracing.start`
-            _said.warning("a span could not be ended: %s", _text(exc))
+            _said.warning(event_text("span_not_ended", "a span could not be ended: %s"), _text(exc))
 
     @contextmanager
     def current(self) -> Iterator[None]:

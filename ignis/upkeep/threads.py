@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ignis.hooks import call_user_code
+from ignis.log_format import event_text
 from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
 
@@ -62,7 +63,7 @@ class SharedThreads:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            call_user_code(log, "a call in a shared thread failed", call)
+            call_user_code(log, event_text("shared_call_failed", "a call in a shared thread failed"), call)
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

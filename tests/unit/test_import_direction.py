@@ -23,8 +23,8 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
-            "near_names private_files regular_files service_notify stack_file stop_signals urls"
+            "_version clock errors escaping exit_status history last_run loading log_events_page log_format log_limit "
+            "metric_catalogue near_names private_files regular_files service_notify stack_file stop_signals urls"
         ),
         "bench_report bounded_call config deploy file_lock hooks main_guard metric_names native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",

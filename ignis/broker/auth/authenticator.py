@@ -20,6 +20,7 @@ from ignis.broker.auth.throttle import Throttle
 from ignis.broker.auth.users_file import User, Users, load_users
 from ignis.broker.repeated_log import RepeatedLog
 from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
+from ignis.log_format import event_text
 from ignis.places import network_of
 
 __all__ = ["KnownUser", "UsersFile"]
@@ -174,8 +175,10 @@ class UsersFile:
         if names and self._certificates is False:
             shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
             log.warning(
-                "%d user(s) may connect with a client certificate (%s), but no client is asked for one: give the broker "
-                "--tls-client-ca", len(names), shown,
+                event_text(
+                    "client_certificates_not_asked",
+                    "%d user(s) may connect with a client certificate (%s), but no client is asked for one: give the broker "
+                "--tls-client-ca"), len(names), shown,
             )  # fmt: skip
 
     def _stamp(self) -> tuple[int, int, int]:
@@ -203,9 +206,13 @@ class UsersFile:
             try:
                 self._take(load_users(self._path))
             except ConfigError as exc:
-                log.error("the users as they were before stay in force: %s", exc)
+                log.error(event_text("users_refused", "the users as they were before stay in force: %s"), exc)
             else:
-                log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
+                log.info(
+                    event_text("users_read", "users file %s read again: %d user(s)"),
+                    os.fspath(self._path),
+                    len(self._users),
+                )
                 self._warn()
 
 

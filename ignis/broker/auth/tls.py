@@ -8,6 +8,7 @@ import ssl
 import stat
 
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.regular_files import check_regular
 from ignis.storage.private_directory import check_file
 
@@ -76,7 +77,10 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
             if one is not None:
                 check_regular(one)
         if os.stat(key or certificate).st_mode & stat.S_IROTH:
-            log.warning("TLS key %s may be read by everybody: chmod 600 it", os.fspath(key or certificate))
+            log.warning(
+                event_text("tls_key_readable", "TLS key %s may be read by everybody: chmod 600 it"),
+                os.fspath(key or certificate),
+            )
         context.load_cert_chain(certificate, key, password=no_passphrase)
     except (OSError, ssl.SSLError) as exc:
         where = f"{os.fspath(certificate)}" + (f" and key {os.fspath(key)}" if key is not None else "")

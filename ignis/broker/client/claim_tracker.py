@@ -20,6 +20,7 @@ from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers, runs_of
 from ignis.config import ClientSettings
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import Claim, Pointers
@@ -147,7 +148,7 @@ class ClaimTracker:
             except IgnisError as exc:
                 if self._client.closed:
                     return
-                log.debug("no broker for what is held: %s", exc)
+                log.debug(event_text("claims_no_broker", "no broker for what is held: %s"), exc)
             except Exception as exc:
                 self._troubles.error("what is held could not be looked after", exc_info=exc)
 
@@ -184,13 +185,25 @@ class ClaimTracker:
 
     def _say(self, magazine: str, runs: Sequence[PointerRange]) -> None:
         if sum(stop - start for _, start, stop in runs) > MAX_POINTERS:
-            log.warning("more than %d messages of %s are held: a new broker is not told", MAX_POINTERS, magazine)
+            log.warning(
+                event_text("claims_too_many", "more than %d messages of %s are held: a new broker is not told"),
+                MAX_POINTERS,
+                magazine,
+            )
             return
         began_s = time.monotonic()
         try:
             count = self._client.ask(requests.resume(magazine, pack_pointers(as_pointers(runs)), self._keeps))
         except (BadRequestError, PermissionDeniedError) as exc:
-            log.info("the broker cannot be told what is held of %s: %s", magazine, exc)
+            log.info(
+                event_text("claims_not_resumed", "the broker cannot be told what is held of %s: %s"), magazine, exc
+            )
             return
         held = sum(stop - start for _, start, stop in runs)
-        log.info("%d of %d messages of %s go on, after %.3f s", count, held, magazine, time.monotonic() - began_s)
+        log.info(
+            event_text("claims_resumed", "%d of %d messages of %s go on, after %.3f s"),
+            count,
+            held,
+            magazine,
+            time.monotonic() - began_s,
+        )

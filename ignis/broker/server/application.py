@@ -24,6 +24,7 @@ from ignis.broker.server.recovery import Clients, Recovery
 from ignis.broker.server.redelivery import Redelivery
 from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import IgnisError, InvalidNameError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.checks import check_magazine
@@ -189,7 +190,7 @@ class Application:
         def failed(exc: BaseException) -> None:
             self._pauses_due_s = time.monotonic() + _PAUSES_S
             if not isinstance(exc, IgnisError):
-                self.context.said.error("pauses cannot be looked for", exc_info=exc)
+                self.context.said.error(event_text("pause_look_failed", "pauses cannot be looked for"), exc_info=exc)
 
         self._broker.threads.call(read, compare, waited_for, failed)
 

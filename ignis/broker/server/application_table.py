@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ignis.broker.server.application import Application
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError, TooManyRequestsError
+from ignis.log_format import event_text
 
 __all__ = ["ApplicationTable", "Scope"]
 
@@ -127,4 +128,4 @@ def _close(application: Application) -> None:
     try:
         application.close()
     except IgnisError as exc:
-        log.warning("store of %s: %s", application.app, exc)
+        log.warning(event_text("application_store_failed", "store of %s: %s"), application.app, exc)

@@ -15,6 +15,7 @@ from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.peer import Peer
 from ignis.config import QueueSettings
 from ignis.errors import QueueNotFoundError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.storage.base import RENEWALS
 
@@ -102,4 +103,9 @@ class ClaimRenewal:
     def _failed(self, magazine: str, exc: BaseException) -> None:
         self._asked.discard(magazine)
         if not isinstance(exc, QueueNotFoundError):
-            self._said.warning("claims of %s could not be renewed, trying again: %s", magazine, exc, about=magazine)
+            self._said.warning(
+                event_text("claim_renewal_failed", "claims of %s could not be renewed, trying again: %s"),
+                magazine,
+                exc,
+                about=magazine,
+            )

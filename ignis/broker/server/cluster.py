@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ignis.config import LeaderSettings
 from ignis.errors import ConfigError, IgnisError
 from ignis.hooks import log_safely
+from ignis.log_format import event_text
 
 if TYPE_CHECKING:
     from ignis.leader.zookeeper_session import Session
@@ -62,7 +63,7 @@ class Cluster(abc.ABC):
         try:
             self._withdraw()
         except IgnisError as exc:
-            log.info("broker %s could not sign off: %s", self._broker, exc)
+            log.info(event_text("broker_sign_off_failed", "broker %s could not sign off: %s"), self._broker, exc)
 
     def _renew(self) -> None:
         while not self._ended.wait(_RENEW_S):
@@ -72,7 +73,13 @@ class Cluster(abc.ABC):
         try:
             self._keep()
         except Exception as exc:  # the next try may go better; without one the others forget this broker
-            log_safely(log, logging.WARNING, "broker %s cannot register: %s", self._broker, exc)
+            log_safely(
+                log,
+                logging.WARNING,
+                event_text("broker_register_failed", "broker %s cannot register: %s"),
+                self._broker,
+                exc,
+            )
 
     @abc.abstractmethod
     def members(self) -> list[dict[str, Any]]:
@@ -112,7 +119,7 @@ class Seats(Cluster):
             if self._locks.acquire(self._name(seat), self._card, TTL_S) is not None:
                 self._seat = seat
                 return
-        log.warning("all %d seats for brokers of this store are taken", SEATS)
+        log.warning(event_text("broker_seats_taken", "all %d seats for brokers of this store are taken"), SEATS)
 
     def _withdraw(self) -> None:
         if self._seat is not None:

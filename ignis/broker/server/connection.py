@@ -16,6 +16,7 @@ from ignis.broker.protocol.machine import BrokerMachine, Request, State
 from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError
+from ignis.log_format import event_text
 from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ClaimsFrame, FrameReader
 
@@ -274,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, request_id: int, exc: BaseException) -> None:
         """ERROR for one pending request."""
         if not isinstance(exc, (IgnisError, ValueError, TypeError)):
-            log.error("%s: request %d failed", self.peer, request_id, exc_info=exc)
+            log.error(event_text("request_failed", "%s: request %d failed"), self.peer, request_id, exc_info=exc)
         self._state.errors += 1
         self.write(self._machine.error(request_id, exc))
 

@@ -7,6 +7,7 @@ import os
 import resource
 
 from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.log_format import event_text
 
 __all__ = ["check_descriptor", "room_for_connections"]
 
@@ -38,7 +39,7 @@ def room_for_connections(wanted: int, reserved: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             soft = raised
         except (OSError, ValueError) as exc:  # such as macOS, whose kernel has a limit of its own
-            log.info("the limit of open files stays at %d: %s", soft, exc)
+            log.info(event_text("open_files_limit_kept", "the limit of open files stays at %d: %s"), soft, exc)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
     room = soft - taken
@@ -48,7 +49,9 @@ def room_for_connections(wanted: int, reserved: int) -> int:
             f"few; allow more files or lower broker.reserved_files = {reserved}"
         )
     log.warning(
-        "%d open files are allowed (ulimit -n): %d connections at a time instead of broker.max_connections = %d",
+        event_text(
+            "open_files_short",
+            "%d open files are allowed (ulimit -n): %d connections at a time instead of broker.max_connections = %d"),
         soft, room, wanted,
     )  # fmt: skip
     return room

@@ -26,6 +26,7 @@ from ignis.broker.server.recovery import Recovery
 from ignis.broker.server.redelivery import Redelivery
 from ignis.broker.server.subscription import Packed, Subscription, packed
 from ignis.errors import DrainingError, IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.native.lone import LoneRequest
@@ -399,7 +400,7 @@ class Dispatcher:
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:
-            self._said.warning("claim on %s failed, trying again: %s", self.magazine, exc)
+            self._said.warning(event_text("claim_failed", "claim on %s failed, trying again: %s"), self.magazine, exc)
             if self._retry is not None:
                 self._retry.cancel()
             self._retry = self._loop.call_later(_RETRY_S, self.poke)
@@ -407,7 +408,7 @@ class Dispatcher:
                 self._refuse_pull(one, exc)
             return
         if not isinstance(exc, IgnisError):
-            self._said.error("claim on %s failed", self.magazine, exc_info=exc)
+            self._said.error(event_text("claim_broken", "claim on %s failed"), self.magazine, exc_info=exc)
         for consumer in [*self._pulls, *self._subscriptions]:
             self.remove(consumer)
             consumer.over(consumer, exc)

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterator
 from typing import Protocol
 
+from ignis.log_format import event_text
+
 __all__ = ["FlushPlan"]
 
 log = logging.getLogger("ignis.broker")
@@ -60,4 +62,4 @@ class FlushPlan:
             try:
                 session.flush_planned()
             except Exception:
-                log.exception("%s: what was written could not be sent", session.peer)
+                log.exception(event_text("answer_not_sent", "%s: what was written could not be sent"), session.peer)

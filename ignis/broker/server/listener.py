@@ -18,6 +18,7 @@ from collections.abc import Callable
 from ignis.broker.server.admission import Admission, Visitor
 from ignis.broker.server.descriptors import check_descriptor
 from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequestsError
+from ignis.log_format import event_text
 from ignis.places import network_of_connection
 
 __all__ = ["Listener"]
@@ -128,7 +129,7 @@ class Listener:
             try:
                 self._take(sock, address)
             except Exception:
-                log.exception("a connection of %s could not be taken", address)
+                log.exception(event_text("connection_not_taken", "a connection of %s could not be taken"), address)
                 sock.close()
 
     def _take(self, sock: socket.socket, address: object) -> None:
@@ -154,7 +155,9 @@ class Listener:
         self._unsaid += 1
         now_s = self._loop.time()
         if now_s - self._said_s >= _SAY_AGAIN_S:
-            log.warning("%d connection(s) refused, the last because: %s", self._unsaid, exc)
+            log.warning(
+                event_text("connections_refused", "%d connection(s) refused, the last because: %s"), self._unsaid, exc
+            )
             self._said_s, self._unsaid = now_s, 0
         with contextlib.suppress(OSError):
             if self._tls is None:
@@ -176,10 +179,12 @@ class Listener:
             # The event loop's own limit ends the handshake; this one holds if it does not.
             await asyncio.wait_for(opening, self._handshake_s + _GRACE_S)
         except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError, MemoryError) as exc:
-            log.debug("a connection of %s did not come about: %s", visitor.network, exc)
+            log.debug(
+                event_text("connection_not_made", "a connection of %s did not come about: %s"), visitor.network, exc
+            )
             self._end(sock, visitor)
         except Exception:
-            log.exception("a connection of %s did not come about", visitor.network)
+            log.exception(event_text("connection_broken", "a connection of %s did not come about"), visitor.network)
             self._end(sock, visitor)
 
     def _end(self, sock: socket.socket, visitor: Visitor) -> None:
@@ -197,7 +202,11 @@ class Listener:
         now_s = self._loop.time()
         if not passes or now_s - self._said_s >= _SAY_AGAIN_S:
             self._said_s = now_s
-            log.warning("no connection can be accepted now, trying again in %g s: %s", self._pause_s, exc)
+            log.warning(
+                event_text("accept_failed", "no connection can be accepted now, trying again in %g s: %s"),
+                self._pause_s,
+                exc,
+            )
         for sock in self._sockets:
             self._loop.remove_reader(sock.fileno())
         self._resting = self._loop.call_later(self._pause_s, self._go_on)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from ignis.errors import ClosedError, IgnisError, TooManyRequestsError
+from ignis.log_format import event_text
 from ignis.storage.base import MagazineStore
 
 __all__ = ["LoadNotifier", "Watch", "Watches"]
@@ -134,7 +135,11 @@ class Watch:
         except IgnisError as exc:
             if time.monotonic() - self._warned_s > _WARN_S:
                 self._warned_s = time.monotonic()
-                log.warning("waiting for messages of %s failed, trying again: %s", self.magazine, exc)
+                log.warning(
+                    event_text("load_wait_failed", "waiting for messages of %s failed, trying again: %s"),
+                    self.magazine,
+                    exc,
+                )
             if timeout_s >= _SLICE_S:
                 time.sleep(_SLICE_S)
             return True

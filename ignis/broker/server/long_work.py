@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ignis.broker.server.threads import BrokerThreads
+from ignis.log_format import event_text
 
 __all__ = ["Steps", "Work"]
 
@@ -65,7 +66,7 @@ class Steps:
         except StopIteration:
             self._end(done)
         except Exception:
-            log.exception("work that is done in pieces failed")
+            log.exception(event_text("pieces_failed", "work that is done in pieces failed"))
             self._end(done)
         else:
             if call is None:

@@ -11,6 +11,7 @@ from ignis.broker.protocol.in_flight import InFlight
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.context import BrokerContext
+from ignis.log_format import event_text
 
 __all__ = ["Presence"]
 
@@ -102,7 +103,13 @@ class Presence:
         state.redelivered += lost.held.count
         crashed = not state.draining and key not in self._present
         for magazine, runs in lost.held.take_all().items():
-            log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
+            log.info(
+                event_text(
+                    "lost_connection_gives_back", "%d run(s) of %s, held by a connection that was lost, go back"
+                ),
+                len(runs),
+                magazine,
+            )
             lost.application.give_back(magazine, runs, crashed=crashed)
 
     def redeliver_all(self) -> None:

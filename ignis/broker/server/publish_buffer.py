@@ -19,6 +19,7 @@ from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
 from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.lone import LoneRequest
 from ignis.native.wire import route_batch
@@ -121,7 +122,10 @@ class Loading:
         """Whether the writes were made. What a consumer was given, and was not stored, is taken from it."""
         done = all(write.done for write, _ in self._writes)
         if self.given and self._taking is not None and not (done and all(write.error is None for write in self.writes)):
-            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            log.error(
+                event_text("delivered_not_stored", "messages of %s were delivered and could not be stored"),
+                self.magazine,
+            )
             self._taking.undo()
         return done
 
@@ -249,7 +253,10 @@ class PublishBuffer:
     def _take_back(self, taking: DirectDelivery | None) -> None:
         """The load did not succeed."""
         if taking is not None and taking.given:
-            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            log.error(
+                event_text("delivered_not_stored", "messages of %s were delivered and could not be stored"),
+                self.magazine,
+            )
             taking.undo()
 
     def _begin(self) -> None:

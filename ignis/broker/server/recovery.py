@@ -19,6 +19,7 @@ from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.peer import Peer
 from ignis.broker.server.redelivery import Redelivery
 from ignis.errors import ClosedError, QueueNotFoundError
+from ignis.log_format import event_text
 
 __all__ = ["Clients", "Recovery"]
 
@@ -122,7 +123,11 @@ class Recovery:
         if not isinstance(exc, ClosedError):
             self._take_back_s = time.monotonic() + _GRACE_S
             self._context.said.warning(
-                "what clients of an earlier broker held cannot be looked for, trying again: %s", exc
+                event_text(
+                    "recovery_look_failed",
+                    "what clients of an earlier broker held cannot be looked for, trying again: %s",
+                ),
+                exc,
             )
 
     def _recover(self, magazine: str, *, everybody: bool = False, absent: bool = False) -> list[Found]:
@@ -150,7 +155,7 @@ class Recovery:
             else:
                 magazines.reload(magazine, as_pointers(runs))
             log.info(
-                "%d run(s) of %s, held by %s, which is %s, go back",
+                event_text("recovery_gives_back", "%d run(s) of %s, held by %s, which is %s, go back"),
                 len(runs),
                 magazine,
                 owner,

@@ -17,6 +17,7 @@ from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.setting_aside import SettingAside
 from ignis.errors import IgnisError, QueueNotFoundError, UnreadableMessageError
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CRASH, failed_record, is_readable
 from ignis.native import Record
@@ -103,7 +104,12 @@ class Redelivery:
             return magazine, runs, crashed, aside, exc
         except Exception as exc:
             # Nothing that is known. The messages come back all the same, if need be without being counted.
-            self._context.said.error("messages of %s could not be given back", magazine, about=magazine, exc_info=exc)
+            self._context.said.error(
+                event_text("give_back_broken", "messages of %s could not be given back"),
+                magazine,
+                about=magazine,
+                exc_info=exc,
+            )
             return self._reload((magazine, runs, False)) if crashed else (magazine, runs, crashed, aside, exc)
         return magazine, runs, crashed, aside, None
 
@@ -113,14 +119,26 @@ class Redelivery:
         said, broker = self._context.said, self._context.broker
         if aside:
             said.warning(
-                "%d message(s) of %s were held by too many lost connections: sideline", aside, magazine, about=magazine
+                event_text("crashed_too_often", "%d message(s) of %s were held by too many lost connections: sideline"),
+                aside,
+                magazine,
+                about=magazine,
             )
         if error is None:
             self._context.poke(magazine)
         elif self.closed or broker.state.draining:
-            log.error("messages of %s could not be given back and are left to the sweeper: %s", magazine, error)
+            log.error(
+                event_text("give_back_left", "messages of %s could not be given back and are left to the sweeper: %s"),
+                magazine,
+                error,
+            )
         else:
-            said.warning("messages of %s could not be given back, trying again: %s", magazine, error, about=magazine)
+            said.warning(
+                event_text("give_back_failed", "messages of %s could not be given back, trying again: %s"),
+                magazine,
+                error,
+                about=magazine,
+            )
             self._returning += 1
             broker.loop.call_later(_AGAIN_S, self._give_back_again, magazine, runs, crashed)
 

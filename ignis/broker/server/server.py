@@ -45,6 +45,7 @@ from ignis.broker.server.threads import BrokerThreads
 from ignis.broker.server.ticker import Ticker
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ClosedError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
+from ignis.log_format import event_text
 from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
@@ -157,7 +158,13 @@ class Broker:
         self._ticker.start()
         if isinstance(self.authenticator, UsersFile):
             self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
-        log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
+        log.info(
+            event_text("broker_started", "broker %s on %s:%d in front of %s"),
+            self.id,
+            self.host,
+            self.port,
+            redacted(self.url),
+        )
 
     def _made_context(self) -> BrokerContext:
         settings, area = self.settings, ReadArea()
@@ -257,7 +264,9 @@ class Broker:
             self.cluster.leave()
         self._table.close()
         if not self.context.threads.close(_THREADS_S):
-            log.warning("threads of the broker are still at work after %g s", _THREADS_S)
+            log.warning(
+                event_text("broker_threads_busy", "threads of the broker are still at work after %g s"), _THREADS_S
+            )
 
     # -- connections
 
@@ -334,7 +343,9 @@ class Broker:
 
     def displaced(self, session: Session) -> IgnisError:
         """A connection's place is another's now; returns what it is told."""
-        self._say_displaced("%s has not said who it is, and others want its place", session.peer)
+        self._say_displaced(
+            event_text("connection_displaced", "%s has not said who it is, and others want its place"), session.peer
+        )
         limit = self.settings.max_unauthenticated
         return TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated")
 

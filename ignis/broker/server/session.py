@@ -40,6 +40,7 @@ from ignis.errors import (
     TooManyRequestsError,
     UnauthenticatedError,
 )
+from ignis.log_format import event_text
 from ignis.storage.base import Owner, Process
 
 __all__ = ["Session"]
@@ -158,7 +159,7 @@ class Session(Connection):
             self.abort()
 
     def _say_broken(self, exc: IgnisError) -> None:
-        self._host.say_broken("%s: %s", self.peer, exc)
+        self._host.say_broken(event_text("connection_broke_protocol", "%s: %s"), self.peer, exc)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
@@ -350,7 +351,7 @@ class Session(Connection):
 
     def _turned_away(self, exc: BaseException) -> None:
         if not isinstance(exc, IgnisError):
-            log.error("%s: authentication failed to run", self.peer, exc_info=exc)
+            log.error(event_text("authentication_broken", "%s: authentication failed to run"), self.peer, exc_info=exc)
         if isinstance(exc, UnauthenticatedError):
             self._state.denied += 1
         self.end(

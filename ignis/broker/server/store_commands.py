@@ -32,6 +32,7 @@ from ignis.errors import (
     QueueMismatchError,
     QueueNotFoundError,
 )
+from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import QueueRecord, Transfer
@@ -77,7 +78,13 @@ def _declare(asked: Asked) -> Reply:
         )
     app.store.magazines.declare(magazine, head.shards, head.durability)
     if shards and head.shards != shards:
-        log.warning("%s: %d shards instead of %d, by %s", magazine, head.shards, shards, asked.principal.name)
+        log.warning(
+            event_text("shards_changed_by_client", "%s: %d shards instead of %d, by %s"),
+            magazine,
+            head.shards,
+            shards,
+            asked.principal.name,
+        )
     app.facts.forget(magazine)
     return value(None)
 

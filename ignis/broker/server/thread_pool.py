@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ignis.hooks import call_user_code
+from ignis.log_format import event_text
 from ignis.stacks import start_thread
 
 __all__ = ["ThreadPool"]
@@ -53,4 +54,4 @@ class ThreadPool:
             call = take()
             if call is None:
                 return
-            call_user_code(log, "a call in a thread of the broker failed", call)
+            call_user_code(log, event_text("broker_call_failed", "a call in a thread of the broker failed"), call)

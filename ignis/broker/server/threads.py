@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ignis.broker.auth.logins import AT_A_TIME
 from ignis.broker.server.thread_pool import ThreadPool
+from ignis.log_format import event_text
 
 __all__ = ["BrokerThreads"]
 
@@ -110,4 +111,4 @@ class BrokerThreads:
 
 
 def _log_failure(exc: BaseException) -> None:
-    log.error("a call of the store failed", exc_info=exc)
+    log.error(event_text("store_call_broken", "a call of the store failed"), exc_info=exc)

@@ -12,6 +12,7 @@ from ignis.broker.server.application_table import ApplicationTable
 from ignis.broker.server.context import BrokerContext
 from ignis.broker.server.session import Session
 from ignis.errors import BrokerError
+from ignis.log_format import event_text
 
 __all__ = ["Ticker"]
 
@@ -93,7 +94,7 @@ class Ticker:
     def _end_overdue(self, now: float) -> None:
         for session, why in self._context.receiving.overdue(now):
             self._state.timeouts += 1
-            log.info("%s: %s", session.peer, why)
+            log.info(event_text("connection_closed", "%s: %s"), session.peer, why)
             session.end(BrokerError(why))
             self._context.receiving.left(session)
 
@@ -105,7 +106,9 @@ class Ticker:
             patience_s = min(patience_s, settings.handshake_timeout_s)
         if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
             self._state.timeouts += 1
-            log.info("%s reads nothing for %g s: closed", session.peer, patience_s)
+            log.info(
+                event_text("connection_reads_nothing", "%s reads nothing for %g s: closed"), session.peer, patience_s
+            )
             session.abort()
         elif not session.known and now - session.began_s > settings.handshake_timeout_s:
             self._state.timeouts += 1

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
+from ignis.log_format import event_text
 from ignis.storage.write_batch import PendingSync, WriteBatch
 
 __all__ = ["WriteBatcher"]
@@ -171,7 +172,9 @@ class WriteBatcher:
             if writes:
                 unflushed = self._magazines.try_together(writes)
         except Exception as exc:
-            self._said.error("writing at once failed; tried again in a thread", exc_info=exc)
+            self._said.error(
+                event_text("write_at_once_failed", "writing at once failed; tried again in a thread"), exc_info=exc
+            )
         finishing: list[Callable[[BaseException | None], None]] = []
         for loading in loads:
             self._loaded(loading, finishing)

@@ -20,7 +20,7 @@ from ignis.consumer.handler_log import cut, failure_fields, failure_told
 from ignis.errors import IgnisError
 from ignis.escaping import PlainFormatter, print_trace
 from ignis.hooks import log_safely
-from ignis.log_format import JsonFormatter, event_of, extra_of
+from ignis.log_format import JsonFormatter, event_of, event_text, extra_of
 from ignis.process_hooks import FORKS
 
 __all__ = ["ForwardedLog", "LogLevels", "log_levels", "packed", "relog"]
@@ -162,4 +162,9 @@ def relog(told: dict[str, Any]) -> None:
         record.msecs = (record.created - int(record.created)) * 1000
         logger.handle(record)
     except Exception as exc:
-        log_safely(log, logging.ERROR, "a line of a worker process could not be logged", exc_info=exc)
+        log_safely(
+            log,
+            logging.ERROR,
+            event_text("line_not_logged", "a line of a worker process could not be logged"),
+            exc_info=exc,
+        )

@@ -17,6 +17,7 @@ from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.log_format import event_text
 from ignis.process_hooks import on_fork
 from ignis.stacks import start_thread
 
@@ -102,7 +103,9 @@ class _LoopWorker(Worker):
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
         except Exception:
-            log.exception("event loop of %s ended", self._spec.queue)  # `check` tells the consumer
+            log.exception(
+                event_text("worker_broken", "event loop of %s ended"), self._spec.queue
+            )  # `check` tells the consumer
         finally:
             del _running[threading.get_ident()]
             self.loop.close()
@@ -116,7 +119,11 @@ class _LoopWorker(Worker):
         try:
             self.loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as exc:
-            log.error("a task of a handler of %s ended with %s", self._spec.queue, failure_of(exc).error)
+            log.error(
+                event_text("handler_task_ended", "a task of a handler of %s ended with %s"),
+                self._spec.queue,
+                failure_of(exc).error,
+            )
             return False
         return self.stopping
 
@@ -216,7 +223,7 @@ class _LoopWorker(Worker):
         call = self._tasks.pop(task)
         exc = None if task.cancelled() else task.exception()
         if exc is not None:
-            log.error("worker coroutine failed", exc_info=exc)
+            log.error(event_text("worker_broken", "worker coroutine failed"), exc_info=exc)
         if call.ids and not self._runner.cancelling:
             # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
             failure = failure_of(asyncio.CancelledError() if exc is None else exc)
@@ -349,7 +356,9 @@ class CoroutinePool(Pool):
         worker.kick()
         worker.thread.join(timeout)
         if worker.thread.is_alive():
-            log.warning("coroutines of %s did not end in time; cancelled", self.spec.queue)
+            log.warning(
+                event_text("coroutines_cancelled", "coroutines of %s did not end in time; cancelled"), self.spec.queue
+            )
             worker.loop.call_soon_threadsafe(worker.loop.stop)
             worker.thread.join(1.0)
         self._worker = None

@@ -20,6 +20,7 @@ from ignis.consumer.pools.base import (
 )
 from ignis.consumer.pools.process_worker import ProcessWorker
 from ignis.errors import NativeError, WorkerStartError
+from ignis.log_format import event_text
 from ignis.native import process_start_time
 from ignis.private_files import make_temporary
 from ignis.process_hooks import at_exit
@@ -145,7 +146,12 @@ class ProcessPool(Pool):
         """Caller holds the lock."""
         self.failed_starts += 1
         self.start_error = why
-        log.warning("worker process of %s cannot start (%d in a row): %s", self.spec.queue, self.failed_starts, why)
+        log.warning(
+            event_text("worker_process_not_started", "worker process of %s cannot start (%d in a row): %s"),
+            self.spec.queue,
+            self.failed_starts,
+            why,
+        )
 
     def wait_started(self) -> None:
         deadline = time.monotonic() + self._start_timeout_s
@@ -230,7 +236,9 @@ class ProcessPool(Pool):
         deadline = time.monotonic() + timeout
         for worker in everyone:
             if not worker.ended(max(0.05, deadline - time.monotonic())):
-                log.warning("worker process %s did not end in time; killed", worker.name)
+                log.warning(
+                    event_text("worker_process_killed", "worker process %s did not end in time; killed"), worker.name
+                )
                 worker.kill(None)
             worker.thread.join(_ACCOUNT_S)
         self._forget()

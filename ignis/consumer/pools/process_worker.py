@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from ignis.consumer.handler import Failure, HandlerSpec
+from ignis.consumer.handler_log import message_id_in
 from ignis.consumer.outcome import Failed
 from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
@@ -38,6 +39,7 @@ from ignis.consumer.work import Work, note_seen, open_work
 from ignis.errors import ClosedError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
 from ignis.history import parsed
+from ignis.log_format import event_text
 from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel
 from ignis.retries import Backoff
@@ -190,8 +192,11 @@ class ProcessWorker(Worker):
         elif now_s - cancelled[1] > grace_s:
             self._cancelled = None
             log.warning(
-                "worker process %d (%s) went on with %s for %g s after it was cancelled, and is killed",
-                self.process.pid, self.name, self.name_of(running[0], running[1]), grace_s,
+                event_text(
+                    "worker_process_ignores_cancel",
+                    "worker process %d (%s) went on with %s for %g s after it was cancelled, and is killed"),
+                self.process.pid, self.name, (named := self.name_of(running[0], running[1])), grace_s,
+                extra={"queue": self._pool.spec.queue, "message_id": message_id_in(named)},
             )  # fmt: skip
             self._kill_of = cancelled[0]
             self.kill(Failure(REASON_CANCELLED, f"its process was killed {grace_s:g} s after it was told"))
@@ -224,7 +229,7 @@ class ProcessWorker(Worker):
                 return
             # The other side closed it: the process is at its end.
         except Exception:
-            log.exception("reader of %s failed", self.name)
+            log.exception(event_text("worker_broken", "reader of %s failed"), self.name)
             self.process.kill()
         self._account()
 
@@ -288,8 +293,9 @@ class ProcessWorker(Worker):
         if self.outstanding or (code and self._kill_reason is None):
             at = f", at {self.name_of(running[0], running[1])}" if running else ""
             log.warning(
-                "worker process %d (%s) of queue %s ended with %s and %d message(s) in hand%s",
+                event_text("worker_process_died", "worker process %d (%s) of queue %s ended with %s and %d message(s) in hand%s"),
                 self.process.pid, self.name, self._pool.spec.queue, ending(code), self.outstanding, at,
+                extra={"queue": self._pool.spec.queue, "message_id": message_id_in(at)},
             )  # fmt: skip
         failure = self._kill_reason
         if self._kill_of is not None and (running is None or running[0] != self._kill_of):

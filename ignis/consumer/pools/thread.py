@@ -15,6 +15,7 @@ from ignis.consumer.pools.leading import Feeder, Tray
 from ignis.consumer.pools.loop import WorkLoop
 from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError
+from ignis.log_format import event_text
 from ignis.message import REASON_CRASH
 from ignis.native.histogram import Histogram
 from ignis.stacks import start_thread
@@ -102,7 +103,7 @@ class _ThreadWorker(Worker):
         except _GivenUpError:
             pass
         except Exception:
-            log.exception("worker thread %s ended", threading.current_thread().name)
+            log.exception(event_text("worker_broken", "worker thread %s ended"), threading.current_thread().name)
         finally:
             self.ended = True
             self._tray.end()
@@ -289,5 +290,7 @@ class ThreadPool(Pool):
                 continue  # there were no means to start it
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
-                log.warning("worker thread %s did not end in time", worker.thread.name)
+                log.warning(
+                    event_text("worker_thread_stuck", "worker thread %s did not end in time"), worker.thread.name
+                )
         self._workers, self._leaving = [], []

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ignis.app import Ignis
 from ignis.config import load_file
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.spark.pipeline.description import Description
 from ignis.spark.queue_path import must_have_shards
 from ignis.urls import redacted
@@ -51,7 +52,11 @@ def resolve_target(description: Description, given: Target | None = None) -> Tar
     config = given.config if given else None
     url = given.url if given else ""
     if not url and (url := os.environ.get("IGNIS_URL", "")) and store.url not in ("", url):
-        log.warning("IGNIS_URL goes before [store]: the store is %s, not %s", redacted(url), redacted(store.url))
+        log.warning(
+            event_text("pipeline_url_overridden", "IGNIS_URL goes before [store]: the store is %s, not %s"),
+            redacted(url),
+            redacted(store.url),
+        )
     url = url or store.url or load_file(config).get("url", "")
     if not url:
         raise ConfigError("no store: give a URL, set IGNIS_URL, or write it into [store] of the description")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ignis.errors import IgnisError, RecordTooLargeError, StoreError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
@@ -88,7 +89,11 @@ class Appender:
             if not refused:
                 return placed
             self.sealed_seen += len(refused)
-            log.info("%d pointer(s) of %s were sealed meanwhile: loaded again", len(refused), magazine.name)
+            log.info(
+                event_text("pointers_sealed", "%d pointer(s) of %s were sealed meanwhile: loaded again"),
+                len(refused),
+                magazine.name,
+            )
             todo = sorted(set(refused))
         raise StoreError(f"{len(todo)} record(s) of {magazine.name!r} found their pointers sealed {_ROUNDS} times")
 
@@ -215,10 +220,14 @@ class Appender:
             )
             removed = sum(entry.result == OK for entry in entries)
             if removed:
-                log.info("%d record(s) of a failed load to %s were removed again", removed, magazine.name)
+                log.info(
+                    event_text("failed_load_removed", "%d record(s) of a failed load to %s were removed again"),
+                    removed,
+                    magazine.name,
+                )
         except IgnisError as exc:
             self._said.warning(
-                "up to %d record(s) of a failed load to %s may be stored: %s",
+                event_text("failed_load_left", "up to %d record(s) of a failed load to %s may be stored: %s"),
                 len(todo),
                 magazine.name,
                 exc,

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ignis.errors import IgnisError, QueueMismatchError, QueueNotFoundError, StoreError
+from ignis.log_format import event_text
 from ignis.storage.aerospike import expressions, layout, pointer_recovery
 from ignis.storage.aerospike.connection import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.layout import Keys, SetNames
@@ -290,7 +291,9 @@ class Catalogue:
             if entry.result == OK and shard in starts:
                 self.restored += 1
                 log.error(
-                    "shard %d of %s had lost its pointers record; by the records that are there it goes on with %s",
+                    event_text(
+                        "pointers_restored",
+                        "shard %d of %s had lost its pointers record; by the records that are there it goes on with %s"),
                     shard, magazine.name, starts[shard],
                 )  # fmt: skip
         old = [(shard, entry) for shard, entry in zip(shards, entries[::2], strict=True) if entry.result == EXISTS]
@@ -377,7 +380,10 @@ class Catalogue:
             self._shard_count.check(name, known.keys, shards, mine=bins[_SHARDS], shared=shared)
             if other:
                 log.warning(
-                    "magazine %s had %d shards and gets %d; a Java instance that runs uses its own number until it starts again",
+                    event_text(
+                        "shards_differ_for_java",
+                        "magazine %s had %d shards and gets %d; a Java instance that runs uses its own number until it starts "
+                        "again"),
                     name, bins[_SHARDS], shards,
                 )  # fmt: skip
                 bins[_SHARDS], bins[_MOST] = shards, max(shards, bins[_MOST])

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ignis.errors import ConfigError, IgnisError
+from ignis.log_format import event_text
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.claimed import Span, Taken, merge, places_of
@@ -330,7 +331,11 @@ class Claimer:
         gone = list(dict.fromkeys(gone))
         if taken.strangers:
             self.resurrected_seen += len(taken.strangers)
-            log.warning("%d record(s) of an earlier life of %s were dropped", len(taken.strangers), magazine.name)
+            log.warning(
+                event_text("earlier_records_dropped", "%d record(s) of an earlier life of %s were dropped"),
+                len(taken.strangers),
+                magazine.name,
+            )
         self._connection.remove("retire", self._catalogue.data_keys(magazine, gone))
         with magazine.lock:
             for shard, pointer in gone:

@@ -28,6 +28,7 @@ from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_a
 
 from ignis.config import check_file
 from ignis.errors import IgnisError, NamespaceNotFoundError, RecordTooLargeError, StoreUnreachableError
+from ignis.log_format import event_text
 from ignis.process_hooks import on_fork
 from ignis.storage.aerospike.options import AerospikeOptions
 from ignis.storage.aerospike.status_codes import (
@@ -374,7 +375,11 @@ class Connection:
         )
         there = answer.lower() == "ok" or "200" in answer
         if not there and self.info(f"sindex-exists:namespace={self.namespace};indexname={name}") != "true":
-            log.warning("no index %s, what it is for is found by scanning: the server said %r", name, answer)
+            log.warning(
+                event_text("index_missing", "no index %s, what it is for is found by scanning: the server said %r"),
+                name,
+                answer,
+            )
 
     def select(self, what: str, set_name: str, bin_name: str, value: str) -> list[tuple[str, dict[str, Any]]]:
         """(user key, bins) of all records of a set whose indexed bin has this value."""

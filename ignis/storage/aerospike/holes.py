@@ -16,6 +16,7 @@ import logging
 import math
 import time
 
+from ignis.log_format import event_text
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.connection import Connection, policy
@@ -121,7 +122,10 @@ class Holes:
         if left:
             self.left += len(left)
             log.warning(
-                "%d pointer(s) of %s that another's producer has reserved have no record after %g s; the sweeper goes on looking",
+                event_text(
+                    "holes_of_others",
+                    "%d pointer(s) of %s that another's producer has reserved have no record after %g s; the sweeper goes on "
+                    "looking"),
                 len(left), magazine.name, _WATCH_S,
             )  # fmt: skip
         if old:
@@ -141,4 +145,4 @@ class Holes:
                     view.gone.add(pointer, pointer)
                     magazine.holes -= view.holes.pop(pointer, None) is not None
         sealed = sum(entry.result == OK for entry in entries)
-        log.info("%d pointer(s) of %s had no record and were sealed", sealed, magazine.name)
+        log.info(event_text("holes_sealed", "%d pointer(s) of %s had no record and were sealed"), sealed, magazine.name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.aerospike import remove
@@ -187,7 +188,12 @@ class AerospikeLater(KeepsLater):
             except IgnisError as exc:
                 # Whoever claims what there is makes room for more.
                 magazine.later.not_before = time.monotonic() + _MOST_PAUSE_S
-                self._said.warning("what is due in %s cannot be moved now: %s", magazine.name, exc, about=magazine.name)
+                self._said.warning(
+                    event_text("due_not_moved", "what is due in %s cannot be moved now: %s"),
+                    magazine.name,
+                    exc,
+                    about=magazine.name,
+                )
                 return False
 
     def _move_found(self, magazine: Magazine) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ignis.errors import IgnisError, RecordTooLargeError, StoreError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout, remove
 from ignis.storage.aerospike.append import Appender, Item, Raw
@@ -242,7 +243,9 @@ class LaterRecords:
             self._connection.remove("later_undo", self.keys(keys, places), self._free())
         except IgnisError as exc:
             self._said.warning(
-                "up to %d delayed record(s) of a failed load to %s may be stored: %s", len(places), magazine.name, exc,
+                event_text(
+                    "failed_load_left",
+                    "up to %d delayed record(s) of a failed load to %s may be stored: %s"), len(places), magazine.name, exc,
                 about=magazine.name,
             )  # fmt: skip
 
@@ -345,7 +348,10 @@ class LaterRecords:
             )  # fmt: skip
         except IgnisError as exc:
             self._said.warning(
-                "%d delayed record(s) cannot be moved for a while: %s", len(places), exc, about=keys.key(0, 0)
+                event_text("due_not_moved", "%d delayed record(s) cannot be moved for a while: %s"),
+                len(places),
+                exc,
+                about=keys.key(0, 0),
             )
 
     def raise_due(self, magazine: Magazine, dues: dict[int, tuple[int, int]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.append import Appender, Item
@@ -392,7 +393,9 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
                 left = self._put_back(magazine, self._claimer.holes.take_all(magazine))
                 self._claimer.leave(magazine, left, self._context.owner)
             except IgnisError as exc:
-                log.warning("the last claims of %s are left to the sweeper: %s", magazine.name, exc)
+                log.warning(
+                    event_text("claims_left", "the last claims of %s are left to the sweeper: %s"), magazine.name, exc
+                )
 
     def release(self) -> None:
         """After the last call has ended."""

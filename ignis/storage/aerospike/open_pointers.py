@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 
+from ignis.log_format import event_text
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.connection import Connection, policy, write_entry
@@ -50,7 +51,9 @@ class OpenPointers:
         if not pointers:
             return set()
         log.warning(
-            "%d pointer(s) of shard %d of %s were reserved by another's producer and have no record; the first is %d",
+            event_text(
+                "pointers_open",
+                "%d pointer(s) of shard %d of %s were reserved by another's producer and have no record; the first is %d"),
             len(pointers), shard, magazine.name, pointers[0],
         )  # fmt: skip
         now_ms = int(time.time() * 1000)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreBusyError, StoreFormatError
+from ignis.log_format import event_text
 from ignis.storage.aerospike import layout
 from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
@@ -100,7 +101,7 @@ class AerospikeQueues(QueueStore):
                     # The others go on; who asks for this one is told.
                     if name not in self._reported:
                         self._reported.add(name)
-                        log.error("%s", exc)
+                        log.error(event_text("queue_record_damaged", "%s"), exc)
             return sorted(records, key=lambda record: record.name)
 
     def remove(self, name: str) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ignis.errors import IgnisError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.append import Appender, Item, Raw
@@ -271,7 +272,7 @@ class Remover:
             )  # fmt: skip
         except IgnisError as exc:
             self._said.warning(
-                "%d record(s) of %s cannot be moved for %d s: %s",
+                event_text("records_not_moved", "%d record(s) of %s cannot be moved for %d s: %s"),
                 len(places),
                 magazine.name,
                 MOVE_STALE_MS // 1000,

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote
 
 from ignis.config import check_name
 from ignis.errors import ConfigError
+from ignis.log_format import event_text
 from ignis.storage.aerospike.array_queues import AerospikeArrays
 from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.context import StoreContext
@@ -106,7 +107,11 @@ class AerospikeStore(Store):
         other = SetNames.of(self.client_id, self.farm_id, "global").magazines
         if self.connection.objects(other) and not self.connection.objects(self.sets.magazines):
             log.warning(
-                "nothing is stored with scope=local, but set %s has magazines that were made with scope=global", other
+                event_text(
+                    "other_scope_has_magazines",
+                    "nothing is stored with scope=local, but set %s has magazines that were made with scope=global",
+                ),
+                other,
             )
 
     # -- Store

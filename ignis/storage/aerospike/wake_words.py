@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from ignis.errors import ConfigError, IgnisError, NativeError
+from ignis.log_format import event_text
 from ignis.native import EventBoard
 from ignis.storage.private_directory import make_private
 
@@ -175,4 +176,4 @@ class WakeWords:
         text = f"no wake-ups between processes, consumers look by themselves: {exc}"
         if text not in _said:
             _said.add(text)
-            log.warning("%s", text)
+            log.warning(event_text("wake_words_missing", "%s"), text)

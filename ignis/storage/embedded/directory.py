@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ignis.errors import ClosedError, ConfigError, IgnisError, StoreBusyError, StoreFullError, WaitTimeoutError
+from ignis.log_format import event_text
 from ignis.native.store import Log
 from ignis.private_files import make_directory
 from ignis.process_hooks import at_exit, on_fork
@@ -156,8 +157,11 @@ class Directory:
         figures = opened.figures()
         if figures["damaged_bytes"]:
             log.error(
-                "store: %s: %d bytes of the log are damaged and were passed over, but for %d messages in them that can be read "
-                "(%d cannot); stop what uses the store, then see what 'ignis doctor %s' says",
+                event_text(
+                    "log_damaged",
+                    "store: %s: %d bytes of the log are damaged and were passed over, but for %d messages in them that can be "
+                    "read (%d cannot); stop what uses the store, then see what 'ignis doctor %s' says",
+                ),
                 path,
                 figures["damaged_bytes"],
                 figures["salvaged_records"],
@@ -173,9 +177,12 @@ class Directory:
                     if opened.unread():
                         self._unread.add(durability)
                         log.error(
-                            "store: %s: the disk refuses to read parts of the log, or they are gone; messages in them come out "
-                            "as damaged, and the files stay as damaged-log-*; stop what uses the store, copy it, then see what "
-                            "'ignis doctor %s' says",
+                            event_text(
+                                "log_unreadable",
+                                "store: %s: the disk refuses to read parts of the log, or they are gone; messages in them come "
+                                "out as damaged, and the files stay as damaged-log-*; stop what uses the store, copy it, then "
+                                "see what 'ignis doctor %s' says",
+                            ),
                             self.path / durability,
                             self.path,
                         )
@@ -233,7 +240,11 @@ class Directory:
                 continue
             except (IgnisError, OSError) as exc:
                 if durability != "sync":  # there everything that was acknowledged is on the disk
-                    log.error("store: %s could not be flushed when it was closed: %s", self.path / durability, exc)
+                    log.error(
+                        event_text("flush_at_close_failed", "store: %s could not be flushed when it was closed: %s"),
+                        self.path / durability,
+                        exc,
+                    )
             one.close()
         owners = getattr(self, "owners", None)
         if owners is not None:
@@ -271,7 +282,10 @@ def open_directory(path: Path, options: StoreOptions) -> Directory:
         if directory is None:
             directory = process.opened[key] = Directory(key, options)
         elif directory.options != options and options != StoreOptions(create=options.create):
-            log.warning("store: %s is open in this process with other options; those hold", key)
+            log.warning(
+                event_text("other_store_options", "store: %s is open in this process with other options; those hold"),
+                key,
+            )
         directory.users += 1
         return directory
 
@@ -298,7 +312,9 @@ def _before_fork() -> None:
         try:
             directory.at_rest(stack)
         except (ClosedError, WaitTimeoutError):
-            log.warning("store: fork() while calls on %s are in flight", directory.path)
+            log.warning(
+                event_text("fork_during_calls", "store: fork() while calls on %s are in flight"), directory.path
+            )
     process.forking = stack
 
 

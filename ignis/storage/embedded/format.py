@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
+from ignis.log_format import event_text
 from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory, write_whole
 from ignis.storage.embedded.log_files import (
@@ -143,7 +144,12 @@ def look_at_segments(path: Path, directory: Path) -> None:
         except FileOfAnotherVersion as exc:
             raise StoreFormatError(f"{path / name}: {exc}") from None
         if why:
-            log.error("store: %s is damaged: %s; see what 'ignis doctor %s' says", path / name, why, directory)
+            log.error(
+                event_text("format_damaged", "store: %s is damaged: %s; see what 'ignis doctor %s' says"),
+                path / name,
+                why,
+                directory,
+            )
     if damaged and not whole:
         raise StoreFormatError(
             f"store: no segment of the log in {path} is whole, {damaged} are damaged; see what 'ignis doctor {directory}' says"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, WaitTimeoutError
 from ignis.hooks import call_user_code
+from ignis.log_format import event_text
 from ignis.native.store import Log, move_due, next_due
 from ignis.storage.clock import StoreClock
 from ignis.storage.later import MOVE_LIMIT
@@ -89,7 +90,7 @@ class Listener:
         wish = self._wishes.pop(number, None)
         self._fresh.discard(number)
         if wish is not None:
-            call_user_code(log, "a call after a load failed", wish[2])
+            call_user_code(log, event_text("load_listener_failed", "a call after a load failed"), wish[2])
 
     def _grant_all(self, magazine: int) -> None:
         for wish in list(self._wishes.values()):

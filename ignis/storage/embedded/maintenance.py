@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ignis.errors import IgnisError, StoreError, WaitTimeoutError
+from ignis.log_format import event_text
 
 if TYPE_CHECKING:
     from ignis.native.store import Log
@@ -52,7 +53,7 @@ class _Rounds:
         now = time.monotonic()
         if now - self._said_at >= _SAY_AGAIN_S:
             self._said_at = now
-            log.warning("store: %s: %s", what, exc)
+            log.warning(event_text("maintenance_failed", "store: %s: %s"), what, exc)
 
     @contextmanager
     def resting(self, timeout_s: float) -> Iterator[None]:

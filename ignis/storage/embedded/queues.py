@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreFormatError
+from ignis.log_format import event_text
 from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_queue, check_record, check_same_name
 from ignis.storage.embedded.context import StoreContext
@@ -72,7 +73,7 @@ class EmbeddedQueues(QueueStore):
                 # The others go on; who asks for this one is told.
                 if name not in self._reported:
                     self._reported.add(name)
-                    log.error("%s", exc)
+                    log.error(event_text("queue_record_damaged", "%s"), exc)
         return [record for record in records if active is None or record.active == active]
 
     @guarded

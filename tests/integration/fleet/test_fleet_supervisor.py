@@ -286,6 +286,26 @@ def test_a_look_inside(start: Start, queue: ignis.Queue[str]) -> None:
     eventually(lambda: command.ended()["hold go"] == 1)
 
 
+def test_a_look_inside_has_fields(start: Start, queue: ignis.Queue[str]) -> None:
+    """For who gathers the lines as JSON: no Python text is to be read there."""
+    command = start("--processes", "1", "--log-format", "json", "--health-bind", "0").wait_started()
+    queue.publish("hold go")
+    eventually(command.journal)
+    [pid] = command.wait_running(1)
+    command.signal(signal.SIGUSR1)
+
+    def lines(event: str) -> list[dict[str, Any]]:
+        whole = [line for line in command.log().splitlines(keepends=True) if line.endswith("}\n")]
+        return [one for one in map(json.loads, whole) if one["event"] == event]
+
+    [state] = eventually(lambda: lines("supervisor_state"))
+    assert (state["wanted"], [one["pid"] for one in state["processes"]]) == (1, [pid])
+    assert json.loads(state["message"].removeprefix("supervisor: "))["wanted"] == 1
+    [dump] = eventually(lambda: lines("in_hand"))
+    assert dump["queues"]["q"]["in_flight"] == 1
+    command.release("go")
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_the_stacks_of_each_process_are_one_record(start: Start, queue: ignis.Queue[str], form: str) -> None:
     """One of them keeps the interpreter in a call of C: no line of Python runs there."""

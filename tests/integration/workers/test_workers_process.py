@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import ignis
 from ignis.consumer.pools import process as process_module
 from ignis.errors import WorkerStartError
+from ignis.log_format import JsonFormatter
 from tests.apps import jobs
 from tests.support import WAIT_S, Journal, eventually, reasons, sidelined, wait_idle
 
@@ -136,7 +138,9 @@ def test_the_death_of_a_process_is_logged(app: ignis.Ignis, journal: Journal, ca
     [pid] = wait_ready(queue, 1)
     published = queue.publish({"n": 0, "do": "die"})
     wait_idle(queue)
-    [line] = [one.getMessage() for one in caplog.records if "ended with" in one.getMessage()]
+    [record] = [one for one in caplog.records if "ended with" in one.getMessage()]
+    line, fields = record.getMessage(), json.loads(JsonFormatter().format(record))
+    assert (fields["event"], fields["queue"], fields["message_id"]) == ("worker_process_died", "jobs", published.id)
     assert line.startswith(f"worker process {pid} (")
     assert line.endswith(f"of queue jobs ended with signal SIGKILL and 1 message(s) in hand, at message {published.id}")
 
