@@ -127,3 +127,12 @@ def test_the_gate_can_fail(text: str, says: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     assert [one.partition(": ")[2] for one in (*dead_links(page), *old_names(page))] == [says]
+
+
+def test_the_readme_names_every_extra_for_users() -> None:
+    text = (
+        (ROOT / "pyproject.toml").read_text("utf-8").partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    )
+    extras = set(re.findall(r"^([a-z]+) = ", text, re.MULTILINE)) - {"bench", "demo", "dev", "test"}
+    [named] = re.findall(r"# extras: (.*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert set(named.split(", ")) == extras

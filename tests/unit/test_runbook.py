@@ -52,6 +52,19 @@ def test_the_runbook_has_every_alert_and_no_other() -> None:
     assert links == [name.lower() for name in alerts()]
 
 
+def test_the_sample_of_scrape_configs_is_one(tmp_path: Path) -> None:
+    """With the rules beside it, and the ports that the units open."""
+    [sample] = re.findall(r"```yaml\n(.*?)```", RUNBOOK.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(sample)
+    (tmp_path / RULES.name).write_text(RULES.read_text("utf-8"))
+    assert f"{len(alerts())} rules found" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    units = "".join(one.read_text("utf-8") for one in (RULES.parents[1] / "systemd").glob("*.service"))
+    targets = re.findall(r'targets: \["([^"]+)"\]', sample)
+    assert len(targets) == 2
+    assert set(targets) == set(re.findall(r"HEALTH=(\S+)", units))
+    assert all(re.match("ignis", job) for job in re.findall(r"job_name: (\S+)", sample)), "as the rules expect"
+
+
 def test_each_section_says_what_to_check_and_what_to_do() -> None:
     for name, text in sections().items():
         meaning, _, rest = text.partition("\n* Check: ")
