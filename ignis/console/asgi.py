@@ -159,14 +159,15 @@ class Console:
         by_path: dict[str, list[ApiRoute]] = defaultdict(list)
         for row in ROUTES:
             by_path[PREFIX + row.path].append(row)
-        found = [
+        # What anybody may ask for comes first: it is found without a look at the others.
+        found = [Route(path, partial(self._file, *file)) for path, file in FILES.items()]
+        found.append(Route(f"{PREFIX}/openapi.json", self._openapi))
+        found += [
             Route(
                 path, partial(self._endpoint, {row.method: row for row in rows}), methods=[row.method for row in rows]
             )
             for path, rows in by_path.items()
         ]
-        found.append(Route(f"{PREFIX}/openapi.json", self._openapi))
-        found += [Route(path, partial(self._file, *file)) for path, file in FILES.items()]
         starlette = Starlette(
             routes=found,
             lifespan=self._lifespan,

@@ -31,17 +31,18 @@ __all__ = ["Connection", "Server"]
 
 _KEEP_ALIVE_S = 30
 _STOP_S = 30
-_BACKLOG = 1_024
-"""Connections that wait to be accepted: whoever finds no room there tries again only after a second."""
-_ACCEPTED = 16
+_BACKLOG = 128
+_ACCEPTED = 32
 """Connections in one turn of the event loop."""
+_READ_BYTES = 64 << 10
+"""Of one connection in one turn of the event loop."""
 MOST_CONNECTIONS = 512
 _MOST_REFUSED = 64
 """Connections beyond these that are told so before they are closed."""
 _HEAD_S = 10.0
 """From a request's first byte, or the connection's begin, to the end of its head."""
 _LINGER_S = 2.0
-_LINGER_BYTES = 1 << 20
+_LINGER_BYTES = 128 << 10
 _LINGER_BODY_BYTES = 16 << 20
 """So long, and for so much, an answered connection is read on, and all of it thrown away: who sends everything before reading
 finds the answer, and no broken connection."""
@@ -60,9 +61,11 @@ class _Shared:
         self.turns = Turns(lambda work: asyncio.get_running_loop().call_soon(work))
         self.places: Places[Connection] = Places(MOST_CONNECTIONS, "connections", MOST_CONNECTIONS, "connections")
         self.refused = 0
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        """What was read last, of whichever connection: it is copied at once."""
 
 
-class Connection(H11Protocol):
+class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One connection. What it has not asked for in its turn is not parsed."""
 
     def __init__(self, shared: _Shared, **options: Any) -> None:
@@ -118,6 +121,12 @@ class Connection(H11Protocol):
         self._unlimit()
         self._linger_no_more()
         super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,13 +24,13 @@ from tests.support import WAIT_S
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+@contextmanager
+def _serving(tmp_path: Path, *options: str) -> Iterator[tuple[str, int]]:
     url = f"embedded://{tmp_path}/store"
     with Ignis(url) as app:
         app.queue("jobs", dict, shards=1).open()
     command = [sys.executable, "-m", "ignis", "console", "--url", url, "--bind", "127.0.0.1:0", "--json"]
-    command += ["--anyone", "operate"]
+    command += ["--anyone", "operate", *options]
     with (tmp_path / "console.err").open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
@@ -44,10 +47,19 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     assert "uvicorn" not in (tmp_path / "console.err").read_text()
 
 
-def _answers(address: tuple[str, int], sent: bytes) -> bytes:
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    with _serving(tmp_path) as found:
+        yield found
+
+
+def _answers(address: tuple[str, int], sent: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """What comes until the console closes the connection."""
     found = bytearray()
-    with socket.create_connection(address, WAIT_S) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address, WAIT_S))
+        if tls is not None:
+            connection = stack.enter_context(tls.wrap_socket(connection, server_hostname="localhost"))
         connection.settimeout(WAIT_S)
         try:
             connection.sendall(sent)
@@ -69,6 +81,26 @@ def test_a_body_in_chunks_is_refused_at_once(address: tuple[str, int]) -> None:
     found = _answers(address, head + b"1\r\n \r\n" * 10_000)
     assert found.startswith(b"HTTP/1.1 411 ")
     assert b'"length_required"' in found
+
+
+def test_by_tls_the_same_is_refused(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    pem, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.cert_chain_pems[0].write_to_path(pem)
+    certificate.private_key_pem.write_to_path(key)
+    tls = ssl.create_default_context()
+    authority.configure_trust(tls)
+    with _serving(tmp_path, "--tls-cert", str(pem), "--tls-key", str(key)) as address:
+        head = f"POST /nothing HTTP/1.1\r\nHost: localhost:{address[1]}\r\n"
+        chunks = _answers(address, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"1\r\n \r\n" * 10_000, tls)
+        assert chunks.startswith(b"HTTP/1.1 411 ")
+        large = _answers(address, f"{head}Content-Length: 3000000\r\n\r\n".encode() + b"x" * 3_000_000, tls)
+        assert large.startswith(b"HTTP/1.1 404 ")
+        assert large.endswith(b"}\n")
+        closing = f"GET / HTTP/1.1\r\nHost: localhost:{address[1]}\r\nConnection: close\r\n\r\n".encode()
+        assert _answers(address, closing, tls).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_says_it_is_too_large_is_not_waited_for(address: tuple[str, int]) -> None:

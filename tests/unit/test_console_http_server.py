@@ -242,6 +242,26 @@ def test_a_request_whose_client_has_left_is_not_parsed() -> None:
     run(body)
 
 
+def test_a_connection_is_read_a_little_at_a_time() -> None:
+    async def body(site: Site) -> None:
+        connection, wire = site.connect()
+        other, _ = site.connect()
+        assert isinstance(
+            connection, asyncio.BufferedProtocol
+        )  # asyncio asks for the buffer, and reads no more than that
+        room = memoryview(connection.get_buffer(-1))
+        assert 0 < len(room) <= 64 << 10
+        room[:10] = GET[:10]
+        connection.buffer_updated(10)
+        memoryview(other.get_buffer(-1))[:10] = b"x" * 10
+        room[: len(GET) - 10] = GET[10:]
+        connection.buffer_updated(len(GET) - 10)
+        await settle()
+        assert (site.asked, status_of(wire)) == (["/page"], 404)
+
+    run(body)
+
+
 def test_many_requests_at_once_are_begun_a_few_in_a_turn_and_addresses_take_turns() -> None:
     async def body(site: Site) -> None:
         for number in range(100):
