@@ -1,4 +1,4 @@
-"""The fleet's pause of a queue, as it is stored with the queue's record."""
+"""Why a queue rests, as it is stored with its record: the fleet's pause, and the end of one that nobody used."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 
 from ignis.storage.base import QueueRecord, QueueStore
 
-__all__ = ["PAUSED", "store_pause"]
+__all__ = ["EXPIRED", "PAUSED", "store_pause"]
 
 PAUSED = "paused"
 """Where the record's ``extra`` keeps since when the queue's consumers are paused, in ms. On Aerospike that is a bin of ours."""
+EXPIRED = "expired"
+"""Where one that was deactivated for want of use keeps when, in ms; one deactivated by hand has none."""
 
 
 def store_pause(queues: QueueStore, name: str, paused: bool) -> QueueRecord:

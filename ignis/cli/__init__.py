@@ -14,34 +14,10 @@ try:
     import click
 
     from ignis._version import __version__
-    from ignis.broker.auth.permissions import words_for
     from ignis.cli import exit_codes, output
-    from ignis.cli.autoscale import autoscale
-    from ignis.cli.bench import bench
-    from ignis.cli.broker import broker
-    from ignis.cli.completion import answer, completion
-    from ignis.cli.console import console
-    from ignis.cli.consume import consume
-    from ignis.cli.demo import demo
-    from ignis.cli.deploy_files import deploy_files
-    from ignis.cli.doctor import doctor
-    from ignis.cli.dump import dump, load
-    from ignis.cli.find import find
-    from ignis.cli.inspection import peek, queues, stats
-    from ignis.cli.later import later
-    from ignis.cli.leader import leader
-    from ignis.cli.locks import locks
-    from ignis.cli.other_words import WordGroup
-    from ignis.cli.pipeline import pipeline
-    from ignis.cli.publish import publish
-    from ignis.cli.queue import queue
-    from ignis.cli.relay import relay
-    from ignis.cli.schedules import schedules
-    from ignis.cli.sideline import sideline
+    from ignis.cli.completion import answer
+    from ignis.cli.lazy_group import LazyGroup
     from ignis.cli.state import State, common_options
-    from ignis.cli.top import top
-    from ignis.cli.worker import sweep, worker
-    from ignis.cli.workers import workers
     from ignis.errors import PermissionDeniedError, QueueNotEmptyError
     from ignis.escaping import escape_uncaught, print_trace
     from ignis.urls import masked
@@ -68,9 +44,21 @@ What does what:
 """
 EPILOG = f"{LOOKING_FOR}\n{EXIT_CODES}"
 
+COMMANDS = {
+    "autoscale": "autoscale", "bench": "bench", "broker": "broker", "completion": "completion", "console": "console",
+    "consume": "consume", "demo": "demo", "deploy-files": "deploy_files", "doctor": "doctor", "dump": "dump", "find": "find",
+    "later": "later", "leader": "leader", "load": "dump", "locks": "locks", "peek": "inspection", "pipeline": "pipeline",
+    "publish": "publish", "queue": "queue", "queues": "inspection", "relay": "relay", "schedules": "schedules",
+    "sideline": "sideline", "stats": "inspection", "sweep": "worker", "top": "top", "worker": "worker", "workers": "workers",
+}  # fmt: skip
+"""Command -> the module of this folder that has it."""
+
 
 @click.group(
-    cls=WordGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    modules=COMMANDS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="ignis", message="%(prog)s %(version)s")
 @common_options
@@ -78,13 +66,6 @@ EPILOG = f"{LOOKING_FOR}\n{EXIT_CODES}"
 def cli(context: click.Context) -> None:
     """A durable message queue that needs no server."""
     context.ensure_object(State)
-
-
-for command in (
-    worker, workers, publish, consume, queue, queues, stats, top, peek, find, later, sideline, schedules, sweep, leader, locks,
-    autoscale, relay, broker, console, pipeline, dump, load, doctor, demo, bench, deploy_files, completion,
-):  # fmt: skip
-    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,6 +112,8 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
     if isinstance(exc, QueueNotEmptyError):  # the library says what its argument is called
         message = message.replace("with force", "with --force")
     if isinstance(exc, PermissionDeniedError):
+        from ignis.broker.auth.permissions import words_for
+
         words = words_for(exc.command)
         message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"
     output.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)

@@ -1,6 +1,7 @@
 """Output: tables for people, aligned plain lines for pipes, JSON for programs.
 
-Results go to stdout. Errors, progress and remarks go to stderr, so that a pipe carries results alone.
+Results go to stdout. Errors, progress and remarks go to stderr, so that a pipe carries results alone. What draws for a terminal
+is imported when there is one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ignis.errors import IgnisError
 from ignis.escaping import plain
@@ -107,6 +104,9 @@ def line(text: str, *, style: str = "") -> None:
     """A line of result; ``style`` shows on a terminal only."""
     text = plain(text)
     if style and on_terminal():
+        from rich.console import Console
+        from rich.markup import escape
+
         Console(file=sys.stdout).print(escape(text), style=style, highlight=False, soft_wrap=True)
     else:
         sys.stdout.write(text + "\n")
@@ -156,6 +156,9 @@ def error(message: str, *, code: str, retryable: bool, exit_code: int, as_json: 
 def _on_stderr(text: str, style: str) -> None:
     text = plain(text)
     if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
         Console(file=sys.stderr).print(escape(text), style=style, highlight=False, soft_wrap=True)
     else:
         sys.stderr.write(text + "\n")
@@ -180,6 +183,11 @@ def table(
     """
     rows = [[plain(cell) for cell in row] for row in rows]
     if on_terminal():
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
         drawn = Table(
             title=title or None,
             caption=caption or None,

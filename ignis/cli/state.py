@@ -8,19 +8,19 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from ignis.app import Ignis
 from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
 from ignis.escaping import PlainFormatter, print_traces_as
 from ignis.log_format import JsonHandler, json_trace, log_uncaught
-from ignis.progress import make_progress
-from ignis.storage import open_store
-from ignis.storage.base import QueueRecord, Store
 from ignis.urls import redacted
+
+if TYPE_CHECKING:
+    from ignis.app import Ignis
+    from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["State", "common_options", "pass_state"]
 
@@ -69,6 +69,8 @@ class State:
     @contextlib.contextmanager
     def store(self) -> Iterator[Store]:
         """The store, opened to look at it: one that does not exist is not made. Raises StoreUnreachableError."""
+        from ignis.storage import open_store
+
         url, source = self._named_url()
         with naming(source):
             opened = open_store(
@@ -83,6 +85,8 @@ class State:
     @contextlib.contextmanager
     def app(self, *, create: bool = False, **options: Any) -> Iterator[Ignis]:
         """An application object on the store; ``create`` makes a store that does not exist."""
+        from ignis.app import Ignis
+
         self._named_url()
         app = Ignis(
             self.url or None,
@@ -127,6 +131,8 @@ def queue_record(store: Store, name: str) -> QueueRecord:
 @contextlib.contextmanager
 def counted(state: State, doing: str) -> Iterator[Callable[[int], None]]:
     """Shows on a terminal how many messages something has done; gives what it is to call with the number of more."""
+    from ignis.progress import make_progress
+
     with make_progress(quiet=state.json or not sys.stderr.isatty()) as progress, progress.bar(doing) as phase:
         yield lambda more: phase.done((phase.count or 0) + more)
 

@@ -10,14 +10,13 @@ from typing import Any
 from uuid import UUID
 
 from ignis.control.queue_depths import shard_states
-from ignis.control.refresher import EXPIRED
 from ignis.deadlines import on_expiry_of
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.message_filter import UNKNOWN
 from ignis.native import Record
-from ignis.pausing import PAUSED
+from ignis.pausing import EXPIRED, PAUSED
 from ignis.shovel_choice import waits
 from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import Abandoned, QueueRecord, Store

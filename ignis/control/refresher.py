@@ -25,7 +25,7 @@ from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.pausing import PAUSED
+from ignis.pausing import EXPIRED, PAUSED
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.schedules.stored import has_schedules
@@ -48,9 +48,6 @@ log = logging.getLogger("ignis.control.refresher")
 
 USED = "used"
 """Where the stored queue keeps ``[how often it was loaded or fired, when that was seen first, in ms]``."""
-EXPIRED = "expired"
-"""Where a queue that was deactivated for want of use keeps when, in ms; one deactivated by hand has none."""
-
 RUNNING = "running"
 NOT_STARTED = "not started"
 PUBLISH_ONLY = "publish only"

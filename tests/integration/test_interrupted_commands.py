@@ -47,6 +47,6 @@ def test_an_interrupt_while_the_command_is_loaded(form: str, name: str, embedded
 
 
 def test_a_program_that_imports_the_library_is_interrupted_as_any_other(tmp_path: Path) -> None:
-    program = "try:\n    import ignis\nexcept KeyboardInterrupt:\n    print('its own')"
+    program = "try:\n    from ignis import Ignis\nexcept KeyboardInterrupt:\n    print('its own')"
     ended = interrupted_at("ignis.app", [sys.executable, "-c", program], tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "its own\n", "")

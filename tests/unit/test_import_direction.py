@@ -119,7 +119,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "bench_report command exit_codes filters findings other_words output state",
-        "bench broker_user confirm console demo deploy_files doctor_aerospike leader locks queue_names relay top",
+        "bench broker_user confirm console demo deploy_files doctor_aerospike lazy_group leader locks queue_names relay top",
         "worker_processes",
         "autoscale broker completion doctor_service dump find inspection later pipeline publish queue worker workers",
         "consume doctor schedules sideline",

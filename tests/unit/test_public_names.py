@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import ignis
 from ignis import errors
+from tests.support import WAIT_S
 
 PUBLIC = [
     "DROPPED",
@@ -180,3 +184,39 @@ def test_every_module_lists_its_names(module: str) -> None:
     assert len(set(found.__all__)) == len(found.__all__)
     for name in found.__all__:
         assert hasattr(found, name), name
+
+
+def test_a_name_is_imported_when_it_is_used() -> None:
+    script = """
+import pickle, sys, ignis
+assert not [name for name in sys.modules if name.startswith("ignis.app") or name == "asyncio"]
+assert set(ignis.__all__) <= set(dir(ignis))
+assert ignis.errors.IgnisError is ignis.IgnisError
+assert pickle.loads(pickle.dumps(ignis.Retry)) is ignis.Retry
+names = {}
+exec("from ignis import *", names)
+assert set(ignis.__all__) <= set(names) and names["Ignis"].__module__ == "ignis.app"
+for name in ("Nobody", "nobody", "_nobody"):
+    assert not hasattr(ignis, name)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("--version", ("asyncio", "rich", "ignis.storage.embedded", "ignis.app", "ignis.magazine", "ignis.broker")),
+        ("stats", ("asyncio", "rich", "ignis.app", "ignis.queue", "ignis.consumer", "ignis.broker")),
+    ],
+)
+def test_a_command_imports_what_it_needs(command: str, unwanted: tuple[str, ...], tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with ignis.Ignis(url) as app:
+        app.queue("orders", int).publish(1)
+    script = (
+        "import sys\nfrom ignis.cli import main\n"
+        f"code = main([{command!r}, '--url', {url!r}])\n"
+        f"print(code, sorted(name for name in {unwanted!r} if name in sys.modules), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ended.stderr.splitlines()[-1:] == ["0 []"]
