@@ -23,7 +23,7 @@ from ignis.stop_signals import stop_signals
 __all__ = ["autoscale"]
 
 
-@click.command()
+@click.command(short_help="Scales the workers of queues by what waits, until stopped.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @click.option("--min", "min_workers", type=int, metavar="N", help="Never fewer.  [default: autoscaler.min_workers]")
 @click.option("--max", "max_workers", type=int, metavar="N", help="Never more.  [default: autoscaler.max_workers]")

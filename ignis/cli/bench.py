@@ -32,7 +32,7 @@ _DRAIN_TIMEOUT_S = 600.0
 VOLATILE_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 
 
-@click.command()
+@click.command(short_help="Measures publishing and draining on this machine.")
 @click.option(
     "--messages",
     default=100_000,

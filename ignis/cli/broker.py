@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["broker"]
 
 
-@click.group(cls=WordGroup, invoke_without_command=True)
+@click.group(
+    cls=WordGroup, invoke_without_command=True, short_help="Serves the queues of a store on a port, until stopped."
+)
 @click.option("--bind", default="127.0.0.1:9710", metavar="HOST:PORT", show_default=True, help="Where to listen.")
 @click.option(
     "--users",

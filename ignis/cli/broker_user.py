@@ -33,7 +33,7 @@ def user() -> None:
     """Who may connect to a broker. A running broker sees a change within a second; it counts for new connections."""
 
 
-@user.command()
+@user.command(short_help="Adds a user, with a password, a token or a certificate.")
 @click.argument("name")
 @_FILE
 @click.option(
@@ -108,7 +108,7 @@ def remove(state: State, name: str, path: Path) -> int:
     return exit_codes.OK
 
 
-@user.command("list")
+@user.command("list", short_help="Lists the users and what they may do.")
 @_FILE
 @common_options
 @pass_state

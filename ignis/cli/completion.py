@@ -33,7 +33,7 @@ def answer(command: click.Command) -> int | None:
     return code
 
 
-@click.command(epilog=HOW_TO)
+@click.command(epilog=HOW_TO, short_help="Prints the script that makes a shell complete commands.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

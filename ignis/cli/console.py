@@ -16,7 +16,7 @@ from ignis.service_notify import ServiceNotifier
 __all__ = ["console"]
 
 
-@click.command()
+@click.command(short_help="Serves the console of a store on a port, until stopped.")
 @click.option("--bind", default="127.0.0.1:9711", metavar="HOST:PORT", show_default=True, help="Where to listen.")
 @click.option(
     "--users",

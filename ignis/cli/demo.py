@@ -12,7 +12,7 @@ from ignis.urls import redacted
 __all__ = ["demo"]
 
 
-@click.command()
+@click.command(short_help="Sends a year of flights through queues and loses none.")
 @click.option("--flights", type=click.IntRange(min=100), help="Only the first so many flights.  [default: all 336,776]")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 16), help="Worker processes.")
 @click.option(

@@ -15,7 +15,7 @@ from ignis.storage.private_directory import check_way
 __all__ = ["deploy_files"]
 
 
-@click.command("deploy-files")
+@click.command("deploy-files", short_help="Writes files for systemd, Docker, Kubernetes, Prometheus.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--replace", is_flag=True, help="Also replace files there that were changed.")
 @common_options

@@ -25,12 +25,12 @@ __all__ = ["doctor"]
 _SERVICES = ("ignis", "ignis+tls", "aerospike")
 
 
-@click.command()
-@click.argument("directory", metavar="DIRECTORY|URL")
+@click.command(short_help="Checks an embedded store, a broker or Aerospike.")
+@click.argument("directory", metavar="[DIRECTORY|URL]", required=False)
 @click.option("--repair", is_flag=True, help="Repair what can be; what is taken out is laid into DIRECTORY/aside.")
 @common_options
 @pass_state
-def doctor(state: State, /, directory: str, repair: bool) -> int:
+def doctor(state: State, /, directory: str | None, repair: bool) -> int:
     """Checks the embedded store in DIRECTORY while nobody has it open: every file, every checksum.
 
     Nothing is changed without --repair. With it, damaged ranges are copied aside and taken out of the log, damaged
@@ -39,7 +39,7 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
 
     With the URL of a broker or of Aerospike it looks as a client does: whether it answers, the login and its rights, versions,
     clocks. Room and damage are shown as far as the other side tells them, and whether the ZooKeeper of the settings answers.
-    Nothing is changed.
+    Nothing is changed. Without an argument the store is that of --url, IGNIS_URL or the settings file.
 
     Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none or it
     does not answer, and 4 while it is open. It ends with 1 too when the disk has no room for more messages.
@@ -47,6 +47,8 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     from ignis.storage.embedded.check import Alone, check_store
     from ignis.storage.embedded.repair import repair_store
 
+    if directory is None:
+        directory = state.resolved_url()
     scheme, _, rest = directory.partition(":")
     is_url = rest.startswith(("/", "\\")) or scheme in OPENERS
     if is_url and scheme in _SERVICES:

@@ -39,7 +39,7 @@ class FileError(IgnisError, OSError):
 # -- dump
 
 
-@click.command()
+@click.command(short_help="Writes the messages of queues as lines of JSON.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1, shell_complete=complete_queue)
 @click.option("--all", "everything", is_flag=True, help="Every queue, also the inactive ones.")
 @click.option(
@@ -177,7 +177,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str) ->
     return seconds
 
 
-@click.command()
+@click.command(short_help="Loads what `ignis dump` wrote.")
 @click.argument("file", metavar="[FILE|-]", default="-")
 @click.option("--skip-bad", is_flag=True, help="Count lines that cannot be loaded, and go on.")
 @click.option(

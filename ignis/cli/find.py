@@ -35,7 +35,7 @@ def _headers(
     return tuple((name, value) for name, _, value in (one.partition("=") for one in values))
 
 
-@click.command()
+@click.command(short_help="Finds messages wherever they are, or shows what is there.")
 @click.argument("id", required=False, callback=_id)
 @click.option("--key", metavar="KEY", help="Messages of this key.")
 @click.option(

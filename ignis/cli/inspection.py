@@ -165,7 +165,7 @@ def _stats_json(
     output.document(out)
 
 
-@click.command()
+@click.command(short_help="Shows the next messages of QUEUE without claiming them.")
 @click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."

@@ -27,7 +27,7 @@ def later() -> None:
     """Messages that wait for their time."""
 
 
-@later.command("list")
+@later.command("list", short_help="Shows the delayed messages of QUEUE, the next one first.")
 @click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "-n", "--limit", default=20, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."

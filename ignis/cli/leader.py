@@ -16,7 +16,7 @@ from ignis.leader import LeaderStatus
 __all__ = ["leader"]
 
 
-@click.command()
+@click.command(short_help="Shows who leads, since when, and who else is there.")
 @click.option("--scope", default="sweeper", show_default=True, metavar="NAME", help="What is led.")
 @common_options
 @pass_state

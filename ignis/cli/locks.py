@@ -26,7 +26,7 @@ _APP = "app"
 Held = tuple[str, LockRecord]
 
 
-@click.command()
+@click.command(short_help="Shows who leads, and who holds which lock.")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--suffix", default="distributed_lock", show_default=True, metavar="NAME", help="The table of locks.")
 @common_options

@@ -55,6 +55,12 @@ _SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
 NONE = "-"
 _ZERO = {"message_expiry_s": "never", "shovel_interval_s": "only by hand"}
 """Settings whose 0 is no span of time."""
+_LABELS = {"queue_expiry_s": "inactive (not deleted) when unused for"}
+_STATES = {
+    "inactive": "inactive: nothing is deleted",
+    "expired": "expired: inactive until a message comes, nothing is deleted",
+}
+"""What a word alone does not say to who reads it for the first time."""
 
 
 def on_terminal() -> bool:
@@ -220,6 +226,8 @@ def pairs(values: Mapping[str, Any], *, title: str = "") -> None:
 
 def label(name: str) -> str:
     """``oldest_age_s`` -> ``oldest age``: `setting` shows the unit."""
+    if name in _LABELS:
+        return _LABELS[name]
     for unit in ("_at_ms", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
@@ -233,6 +241,8 @@ def setting(name: str, value: object) -> str:
         return NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "state":
+        return _STATES.get(str(value), str(value))
     if not isinstance(value, (int, float)):
         return str(value)
     if name.endswith("_at_ms"):

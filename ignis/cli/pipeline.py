@@ -33,7 +33,7 @@ run_option = click.option("--run-id", metavar="ID", help="Name of the run; one t
 master_option = click.option("--master", metavar="URL", default="", help="Spark's master, e.g. local[2].")
 
 
-@click.group(cls=WordGroup)
+@click.group(cls=WordGroup, short_help="Files into a queue, and a queue into Parquet, with Spark.")
 @common_options
 def pipeline() -> None:
     """Files into a queue and a queue into Parquet with Spark; a report on the sideline.
@@ -42,7 +42,7 @@ def pipeline() -> None:
     """
 
 
-@pipeline.command("ingest")
+@pipeline.command("ingest", short_help="Publishes the rows of FILE's input.")
 @description_argument
 @run_option
 @click.option("--all", "everything", is_flag=True, help="Read all files, also those that an earlier run has read.")
@@ -82,7 +82,7 @@ def ingest_command(
     return exit_codes.OK
 
 
-@pipeline.command("export")
+@pipeline.command("export", short_help="Moves what is pending in the queue into Parquet files.")
 @description_argument
 @run_option
 @master_option
@@ -103,7 +103,7 @@ def export_command(state: State, file: Path, run_id: str | None, master: str) ->
     return exit_codes.OK
 
 
-@pipeline.command("report")
+@pipeline.command("report", short_help="Adds up what is in QUEUE's sideline.")
 @click.argument("queue", shell_complete=complete_queue)
 @click.option("--csv", "csv_path", metavar="PATH", type=click.Path(dir_okay=False, path_type=Path), help="Write CSV.")
 @click.option(
@@ -136,7 +136,7 @@ def report_command(state: State, queue: str, csv_path: Path | None, html_path: P
     return exit_codes.OK
 
 
-@pipeline.command("demo")
+@pipeline.command("demo", short_help="Sends a year of flights from Parquet through queues to Parquet.")
 @click.option("--flights", type=click.IntRange(min=100), help="Only so many flights.  [default: all 336,776]")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 16), help="Worker processes.")
 @click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Spark's master; of this machine.")

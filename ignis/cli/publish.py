@@ -31,8 +31,11 @@ _STEP = 1_024
 
 _decode = msgspec.json.Decoder().decode
 
+_RATE_FROM = 1_000
+"""Messages."""
 
-@click.command()
+
+@click.command(short_help="Publishes the lines of stdin.")
 @click.argument("queue_name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option(
     "--key", "key_field", metavar="FIELD", help="The field whose value is the message's key; a.b goes into objects."
@@ -185,10 +188,9 @@ class _Counts:
         extra = "".join(
             f", {count:,} {what}" for count, what in ((self.skipped, "skipped"), (self.failed, "not stored")) if count
         )
-        output.line(
-            f"published {self.published:,} message(s) to {self.queue} in {output.age(seconds)}"
-            f" ({output.rate(self.published, seconds)}){extra}"
-        )
+        # Of a few messages it would be the time that a command takes to begin.
+        rate = f" ({output.rate(self.published, seconds)})" if self.published >= _RATE_FROM else ""
+        output.line(f"published {self.published:,} message(s) to {self.queue} in {output.age(seconds)}{rate}{extra}")
 
 
 def _send_all(

@@ -140,7 +140,7 @@ def delete_command(state: State, name: str, force: bool, yes: bool) -> int:
     return exit_codes.OK
 
 
-@queue.command("purge")
+@queue.command("purge", short_help="Removes what waits in QUEUE, all or by a filter.")
 @click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option("--in-flight", is_flag=True, help="Also what workers have claimed. Handlers that run go on.")
 @filter_options(failures=False)
@@ -202,7 +202,7 @@ def report_removed(
     output.line(f"{removed:,} message(s){of} {verb} from {where}{more}")
 
 
-@queue.command("pause")
+@queue.command("pause", short_help="Makes all consumers of QUEUE stop claiming.")
 @click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @common_options
 @pass_state

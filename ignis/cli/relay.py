@@ -23,7 +23,7 @@ __all__ = ["relay"]
 _ANNOUNCER_S = 1.0
 
 
-@click.command()
+@click.command(short_help="Stores what producers leave in shared memory, until stopped.")
 @click.option(
     "--dir",
     "directory",

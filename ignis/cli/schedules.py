@@ -59,7 +59,7 @@ def show_command(state: State, name: str) -> int:
     return exit_codes.OK
 
 
-@schedules.command("add")
+@schedules.command("add", short_help="Publishes MESSAGE to QUEUE by the clock.")
 @click.argument("name", metavar="NAME")
 @click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 @click.argument("message", metavar="MESSAGE")
@@ -186,7 +186,11 @@ def _show(state: State, one: Schedule) -> None:
 
 
 def _times(one: Schedule) -> str:
-    return f"every {output.age(one.every_s)}" if one.every_s is not None else f"{one.cron} {one.timezone}"
+    return (
+        f"every {output.age(one.every_s).replace('.0 s', ' s')}"
+        if one.every_s is not None
+        else f"{one.cron} {one.timezone}"
+    )
 
 
 def _moment(at: dt.datetime | None, one: Schedule | None = None) -> str:

@@ -31,7 +31,7 @@ def sideline() -> None:
     """What failed, why, and bringing it back."""
 
 
-@sideline.command("list")
+@sideline.command("list", short_help="Counts what failed by reason, of QUEUE or of all queues.")
 @click.argument("queue", required=False, shell_complete=complete_queue)
 @reason_option
 @click.option("--limit", type=click.IntRange(min=1), help="Look at no more than so many messages of a queue.")
@@ -88,7 +88,7 @@ def _wanted(found: dict[str, Reason], reasons: tuple[str, ...]) -> dict[str, Rea
     return {name: one for name, one in found.items() if not reasons or name in reasons}
 
 
-@sideline.command("show")
+@sideline.command("show", short_help="Shows messages in QUEUE's sideline, and why they failed.")
 @click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
@@ -142,7 +142,7 @@ def _show_history(row: Row) -> None:
                 output.line(f"    {output.preview(text, 200)}")
 
 
-@sideline.command("shovel")
+@sideline.command("shovel", short_help="Brings the messages in QUEUE's sideline back (redrive).")
 @click.argument("queue", shell_complete=complete_queue)
 @filter_options(failures=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Bring back no more than so many messages.")
@@ -204,7 +204,7 @@ def _left(result: ShovelResult) -> str:
     return f"at least {result.kept:,}" if result.left is None else f"{result.left:,}"
 
 
-@sideline.command("drop")
+@sideline.command("drop", short_help="Removes messages from QUEUE's sideline for good.")
 @click.argument("queue", shell_complete=complete_queue)
 @filter_options(failures=True)
 @click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")

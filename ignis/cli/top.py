@@ -60,7 +60,7 @@ _FRAME_LINES = 6
 """What stands above and below the rows."""
 
 
-@click.command()
+@click.command(short_help="Shows all active queues as they move.")
 @click.option(
     "--interval",
     default=2.0,

@@ -21,7 +21,7 @@ from ignis.main_guard import imported_by_worker
 __all__ = ["find_app", "sweep", "worker"]
 
 
-@click.command()
+@click.command(short_help="Runs the handlers of an application, until stopped.")
 @click.argument("target", metavar="MODULE:APP")
 @click.option(
     "-q", "--queue", "queues", multiple=True, metavar="NAME", shell_complete=complete_queue,
@@ -126,7 +126,7 @@ def _place(exc: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
-@click.command()
+@click.command(short_help="Recovers what dead or stuck workers hold.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @common_options
 @pass_state

@@ -16,7 +16,7 @@ from ignis.told_progress import progress_of
 __all__ = ["workers"]
 
 
-@click.command()
+@click.command(short_help="Shows who has claimed messages, how long, and who is dead.")
 @click.argument("queue", required=False, shell_complete=complete_queue)
 @common_options
 @pass_state

@@ -17,12 +17,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 import pytest
 
 import ignis
 from ignis.app import Ignis
-from ignis.cli import main, output
+from ignis.cli import cli, main, output
 from ignis.cli.other_words import OTHER_WORDS
 from ignis.consumer.handler import Failure
 from ignis.escaping import PlainFormatter
@@ -434,6 +435,7 @@ def test_publish_json_lines(run: Run, url: str, app: Ignis) -> None:
     assert sorted((one["key"], one["body"]["id"]) for one in shown) == [("x", 1), ("y", 2)]
     plain = run("publish", "orders", "-u", url, stdin=b"3\n")
     assert plain.out.startswith("published 1 message(s) to orders in ")
+    assert "/s" not in plain.out, "of one message it is no rate"
     assert plain.err == ""
 
 
@@ -855,3 +857,43 @@ def test_a_broker_that_would_be_open_names_the_options(run: Run, url: str) -> No
     assert result.code == 2
     for option in ("--users", "--tls-cert", "--tls-key", "--open"):
         assert option in result.err
+
+
+def test_no_summary_of_a_command_is_cut_at_80_columns() -> None:
+    cut: list[str] = []
+
+    def look(group: click.Group, path: str) -> None:
+        context = click.Context(group)
+        names = group.list_commands(context)
+        # As click does it, for a terminal of 80 columns.
+        room = 80 - 2 - 6 - max(map(len, names))
+        for name in names:
+            command = group.get_command(context, name)
+            assert command is not None
+            if command.get_short_help_str(room).endswith(("...", "…")):
+                cut.append(f"{path} {name}")
+            if isinstance(command, click.Group):
+                look(command, f"{path} {name}")
+
+    look(cli, "ignis")
+    assert cut == []
+
+
+def test_the_states_and_settings_of_a_queue_frighten_nobody(run: Run, url: str) -> None:
+    with Ignis(url) as app:
+        app.queue("orders", int, queue_expiry="2d").open()
+        app.store.queues.update("orders", lambda record: setattr(record, "active", False))
+    out = " ".join(run("stats", "orders", "-u", url).out.split())
+    assert "inactive (not deleted) when unused for 2 d" in out
+    assert "state inactive: nothing is deleted" in out
+    assert run("stats", "orders", "-u", url, "--json").document()["state"] == "inactive"
+
+
+def test_doctor_looks_at_the_store_of_the_environment(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ignis(url) as app:
+        app.queue("orders", int).open()
+    monkeypatch.setenv("IGNIS_URL", url)
+    assert run("doctor").out.rstrip().endswith("sound")
+    monkeypatch.delenv("IGNIS_URL")
+    assert run("doctor", "--url", url).code == 0
+    assert run("doctor").code == 2

@@ -61,6 +61,9 @@ def test_added_listed_and_shown(app: Ignis, run: Run) -> None:
     assert head.split() == ["schedule", "queue", "times", "next", "last", "fired"]
     assert [row.split()[0] for row in rows] == ["beat", "nightly"]
     assert "every 5 min" in rows[0]
+    assert run("add", "tick", "lines", "x", "--every", "5s")[0] == 0
+    assert "every 5 s  " in run("list")[1]
+    app.schedules.remove("tick")
     assert app.schedules.get("beat").message == b"hello, world"
     code, out, _ = run("show", "beat", "--json")
     shown = json.loads(out)
