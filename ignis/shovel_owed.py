@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, QueueNotFoundError, StoreFullError
+from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.magazine import Magazine
 from ignis.storage.records import group_pointers
@@ -70,7 +71,12 @@ class Owed:
         except IgnisError as exc:
             again = not isinstance(exc, (ClosedError, ForkedHandleError))
             self._said.warning(
-                "%d message(s) of %s stay claimed until the store takes them back: %s", len(places), sideline.name, exc
+                event_text(
+                    "shovel_claims_kept", "%d message(s) of %s stay claimed until the store takes them back: %s"
+                ),
+                len(places),
+                sideline.name,
+                exc,
             )
         finally:
             if places:
