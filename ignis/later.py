@@ -176,5 +176,6 @@ def _shown(one: Delayed, ahead_s: float) -> DelayedMessage:
     if one.record is not None:
         with suppress(UnreadableMessageError):
             message = Message.from_bytes(one.record)
-    due = datetime.fromtimestamp(one.due_ms / 1000 - ahead_s, timezone.utc)
+    # What is due for longer than times are reckoned is kept as 0.
+    due = datetime.fromtimestamp(one.due_ms / 1000 - ahead_s if one.due_ms else 0, timezone.utc)
     return DelayedMessage(None if message is None else message.id, due, message, one.shard, one.pointer)

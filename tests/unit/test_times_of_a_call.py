@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +131,13 @@ def test_a_delay_from_a_while_ago() -> None:
 def test_by_a_clock_that_is_set_by_hand_no_time_passes() -> None:
     by_hand: Any = SimpleNamespace(lock_clock=lambda: 0.0)
     assert queue_publishing._ago_s(by_hand, time.monotonic() - 100) == 0
+
+
+def test_a_time_before_1970_is_due_at_once_and_counts_as_1970(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=1)
+    queue.publish(1, at=datetime(1, 1, 1, tzinfo=timezone.utc))
+    queue.publish(2, at=datetime(2000, 1, 1, tzinfo=timezone.utc))
+    first, second = queue.later.list()
+    assert first.due == datetime(1970, 1, 1, tzinfo=timezone.utc)
+    assert abs(second.due - datetime(2000, 1, 1, tzinfo=timezone.utc)) < timedelta(seconds=1)
+    assert [one.message for one in queue.main.fire(10)] == [1, 2]
