@@ -213,8 +213,8 @@ def _typed(role: str, text: Any) -> Any:
     if role in ("id", "p", "v"):
         return str(text)
     if role == "j":
-        _read_json(text)
-        return text
+        # In a body nothing tells JSON's null from a missing value.
+        return None if _read_json(text) is None else text
     text = text.strip(" ")
     if role == "i":
         if not _INTEGER.fullmatch(text, 0) or not text.isascii() or not -(2**63) <= int(text) < 2**63:
