@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/guarantees.md"
 LONGEST_SENTENCE = 35
@@ -45,7 +47,7 @@ def functions(path: str) -> frozenset[str]:
     text = (ROOT / path).read_text("utf-8")
     if path.endswith(".c"):
         return frozenset(re.findall(r"^static void (\w+)\(", text, re.MULTILINE))
-    module = ast.parse(text)
+    module = parse(text)
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     owners: list[tuple[str, ast.Module | ast.ClassDef]] = [("", module), *((f"{one.name}::", one) for one in classes)]
     return frozenset(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ignis
+from tests.support.parsing import parse
 
 PACKAGE = Path(ignis.__file__).parent
 
@@ -368,7 +369,7 @@ def verdict(module: str, name: str) -> str | None:
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
     for name, path in SOURCES.items():
-        yield name, ast.parse(path.read_text(encoding="utf-8"), str(path))
+        yield name, parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def test_every_unit_has_its_place() -> None:
@@ -466,7 +467,7 @@ def test_terminal_libraries_stay_with_the_commands(name: str) -> None:
     ],
 )
 def test_a_planted_import_is_found(module: str, source: str) -> None:
-    assert any(verdict(module, name) for name in imports(ast.parse(source)))
+    assert any(verdict(module, name) for name in imports(parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -481,7 +482,7 @@ def test_a_planted_import_is_found(module: str, source: str) -> None:
     ],
 )
 def test_a_rightful_import_passes(module: str, source: str) -> None:
-    assert [verdict(module, name) for name in imports(ast.parse(source)) if verdict(module, name)] == []
+    assert [verdict(module, name) for name in imports(parse(source)) if verdict(module, name)] == []
 
 
 @pytest.mark.parametrize(
@@ -495,9 +496,9 @@ def test_a_rightful_import_passes(module: str, source: str) -> None:
     ],
 )
 def test_a_planted_act_is_found(source: str) -> None:
-    assert list(acts(ast.parse(source)))
+    assert list(acts(parse(source)))
 
 
 @pytest.mark.parametrize("source", ["TABLE = {}\nTABLE.update(x=1)", "def f(): ...\nf.more(1)"])
 def test_what_a_module_may_say_passes(source: str) -> None:
-    assert list(acts(ast.parse(source))) == []
+    assert list(acts(parse(source))) == []

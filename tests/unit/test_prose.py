@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 LONGEST = 35
 
@@ -131,7 +133,7 @@ def faults(path: Path) -> list[str]:
     if path.suffix == ".md":
         texts = [(1, source)]
     elif path.suffix == ".py":
-        module = ast.parse(source)
+        module = parse(source)
         texts = [*docstrings(module), *error_texts(module), *blocks_of_comments(source, PYTHON_LEXEMES)]
     elif path.suffix in (".c", ".h"):
         texts = list(blocks_of_comments(source, C_LEXEMES))
@@ -212,11 +214,11 @@ def silent_classes(module: ast.Module) -> list[str]:
 
 def test_a_class_says_what_it_does() -> None:
     found = [
-        f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in silent_classes(ast.parse(path.read_bytes()))
+        f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in silent_classes(parse(path.read_bytes()))
     ]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("docstring", ["Of one session.", "See the module. Thread-safe.", "See `Pool`."])
 def test_a_class_that_says_nothing_is_found(docstring: str) -> None:
-    assert silent_classes(ast.parse(f'class A:\n    """{docstring}"""\n')) == ["A"]
+    assert silent_classes(parse(f'class A:\n    """{docstring}"""\n')) == ["A"]
