@@ -29,12 +29,14 @@ def health(call: Call) -> dict[str, Any]:
 
 def overview(call: Call) -> dict[str, Any]:
     """All queues that the visitor may look at, with figures, rates and points for charts, as of the last look. What each figure
-    means, and whose it is, stands under `figures`."""
+    means, and whose it is, stands under `figures`. `trouble` says since when the store gives no answer, and why; else null."""
     found = call.services.snapshot.get()
+    trouble = call.services.snapshot.trouble()
     names = [name for name in found.queues if call.visitor.may(READ, name)]
     return {
         "at_s": round(found.at_s, 3),
         "took_s": round(found.took_s, 4),
+        "trouble": None if trouble is None else {"since_s": round(trouble.since_s, 3), "message": trouble.message},
         "store": redacted(call.services.app.url or ""),
         "queues": [{**found.queues[name], "roles": call.visitor.roles(name)} for name in names],
         "history": {name: found.history[name] for name in names},

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ignis.console.refusals import document_of
 from ignis.console.residence import Residence
 from ignis.control.inspection import queue_settings
 from ignis.control.queue_depths import shard_states
@@ -22,11 +23,13 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
-__all__ = ["COLUMNS", "FIGURES", "HISTORY", "REFRESH_S", "Overview", "Snapshot"]
+__all__ = ["COLUMNS", "FIGURES", "HISTORY", "REFRESH_S", "SLOW_S", "Overview", "Snapshot", "Trouble"]
 
 REFRESH_S = 2.0
 _SHARE = 10.0
 """A look that took a second is followed by ten without one."""
+SLOW_S = 5.0
+"""A look that takes longer is said to be without an answer."""
 HISTORY = 150
 """Points of a chart: five minutes, where somebody looks all the time."""
 _GAP_S = 60.0
@@ -44,6 +47,13 @@ class Overview(NamedTuple):
     took_s: float
     queues: dict[str, dict[str, Any]]
     history: dict[str, list[list[float | None]]]
+
+
+class Trouble(NamedTuple):
+    """Why the last look is an old one. ``since_s``: when it was made, in seconds since 1970; ``message``: what went wrong since."""
+
+    since_s: float
+    message: str
 
 
 class _Counted(NamedTuple):
@@ -74,6 +84,8 @@ class Snapshot:
         self._lock = threading.Lock()
         self._found: Overview | None = None
         self._next_s = 0.0
+        self._failure: str | None = None
+        self._looking_since: float | None = None
         self._before: dict[str, tuple[float, _Counted]] = {}
         self._residence: dict[str, Residence] = {}
         self._history: dict[str, deque[list[float | None]]] = {}
@@ -97,16 +109,33 @@ class Snapshot:
         finally:
             self._lock.release()
 
+    def trouble(self) -> Trouble | None:
+        """Why the figures are old: the last look failed, or has been under way for `SLOW_S`. None where they are not."""
+        found, failure, since = self._found, self._failure, self._looking_since
+        if found is None:
+            return None
+        if since is not None and failure is None and (waited := self._clock() - since) >= SLOW_S:
+            failure = f"the store has not answered for {waited:.0f} s"
+        return None if failure is None else Trouble(found.at_s, failure)
+
     def _look(self) -> None:
         self.looks += 1
+        self._looking_since = self._clock()
+        try:
+            self._look_now()
+        finally:
+            self._looking_since = None
+
+    def _look_now(self) -> None:
         try:
             store = self._store()
             began_s, at_s = self._clock(), self._now_s()  # opening it is no part of a look
             records = store.queues.list()
             queues = {record.name: self._row(store, record, at_s) for record in records}
-        except IgnisError:
+        except IgnisError as exc:
             # Not asked again at once: a store that fails is not to be asked by every page.
             self._next_s = self._clock() + REFRESH_S
+            self._failure = document_of(exc)["error"]["message"]
             if self._found is None:
                 raise
             return
@@ -114,7 +143,7 @@ class Snapshot:
             del self._history[gone], self._before[gone], self._residence[gone]
         took_s = self._clock() - began_s
         history = {name: list(points) for name, points in self._history.items()}
-        self._found = Overview(at_s, took_s, queues, history)
+        self._found, self._failure = Overview(at_s, took_s, queues, history), None
         self._next_s = self._clock() + max(REFRESH_S, _SHARE * took_s)
 
     def _row(self, store: Store, record: QueueRecord, at_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from playwright.sync_api import BrowserContext, Page, expect
 
@@ -19,6 +20,42 @@ from tests.support.console import PASSWORD, write_users
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(os.environ.get("IGNIS_SCREENSHOTS") or Path(__file__).parents[2] / "build" / "screenshots")
 BOUND_MS = WAIT_S * 1_000
+
+
+class ConsoleProcess:
+    """`ignis console` in a process of its own. Attributes: ``url`` of its pages; `kill` and `start` again keep the port."""
+
+    def __init__(self, directory: Path, url: str, *options: object) -> None:
+        self._directory = directory
+        self._command = [sys.executable, "-m", "ignis", "console", "--url", url, *map(str, options), "--json"]
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        with (self._directory / "console.err").open("a") as errors:
+            self._process = subprocess.Popen(
+                [*self._command, "--bind", f"127.0.0.1:{self._port}"], stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self._killed = False
+        assert self._process.stdout is not None
+        self.url = json.loads(self._process.stdout.readline())["url"]
+        self._port = urlsplit(self.url).port or 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+        self._killed = True
+
+    def close(self) -> None:
+        if not self._killed:
+            self._process.terminate()
+            assert self._end() == 0
+
+    def _end(self) -> int:
+        code = self._process.wait(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
 
 
 class Live:
@@ -36,36 +73,17 @@ class Live:
         self.idle.open()
         self.jobs.handler(self._handle)
         self.app.start()
-        command = [
-            "console",
-            "--url",
-            url,
-            "--bind",
-            "127.0.0.1:0",
-            "--users",
-            self.users,
-            "--audit",
-            self.audit,
-            "--json",
-        ]
-        self._errors = (directory / "console.err").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ignis", *map(str, command)], stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        assert self._process.stdout is not None
-        self.url = json.loads(self._process.stdout.readline())["url"]
+        self.console = ConsoleProcess(directory, url, "--users", self.users, "--audit", self.audit)
+        self.url = self.console.url
 
     def _handle(self, message: dict[str, Any]) -> None:
         self.handled.append(message)
 
     def close(self) -> None:
-        self._process.terminate()
-        code = self._process.wait(WAIT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._errors.close()
-        self.app.close(timeout=5)
-        assert code == 0
+        try:
+            self.console.close()
+        finally:
+            self.app.close(timeout=5)
 
 
 def kept(page: Page, name: str) -> None:

@@ -14,7 +14,8 @@ from ignis import Ignis
 from ignis.console.openapi import document
 from ignis.console.residence import SPAN_S, Residence
 from ignis.console.routes import ROUTES
-from ignis.console.snapshot import COLUMNS, FIGURES, Snapshot
+from ignis.console.snapshot import COLUMNS, FIGURES, SLOW_S, Snapshot
+from ignis.errors import StoreUnreachableError
 from tests.support.console import Someone, a_console
 
 MADE = (1,)
@@ -128,3 +129,33 @@ def test_each_figure_is_described_once(memory_app: Ignis) -> None:
     assert tuple(found["history_columns"]) == COLUMNS
     assert set(COLUMNS[1:]) <= set(FIGURES)
     assert [len(point) for point in found["history"]["jobs"]] == [len(COLUMNS)]
+
+
+def test_a_store_that_gives_no_answer_is_told_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    with Ignis("memory://") as app:
+        app.queue("orders", dict, shards=1).open()
+        snapshot = Snapshot(lambda: app.store, clock=lambda: now[0], now_s=lambda: 1_000.0 + now[0])
+        snapshot.get()
+        assert snapshot.trouble() is None
+        listed = app.store.queues.list
+
+        def refuse() -> object:
+            now[0] += SLOW_S + 2
+            told.append(snapshot.trouble())
+            raise StoreUnreachableError("ignis://u:secret@a:1: Connection refused")
+
+        told: list[object] = []
+        monkeypatch.setattr(app.store.queues, "list", refuse)
+        now[0] += 60
+        snapshot.get()
+        assert told == [(1_100.0, "the store has not answered for 7 s")]
+        found = snapshot.trouble()
+        assert found is not None
+        assert found.since_s == 1_100.0
+        assert "Connection refused" in found.message
+        assert "secret" not in found.message
+        monkeypatch.setattr(app.store.queues, "list", listed)
+        now[0] += 60
+        snapshot.get()
+        assert snapshot.trouble() is None

@@ -1,6 +1,7 @@
 // Talks to the HTTP API. Whoever changes something shows the token of the session with it.
 
-export const state = { user: null, roles: [], login: "none" };
+// `trouble`: why the store's figures are old, as the last overview said.
+export const state = { user: null, roles: [], login: "none", trouble: null };
 
 // The token of the session, which its login answered and nothing tells again. It is kept by origin, port included: the cookie
 // goes to every port of this host, and is worth nothing without it. All tabs of the console have it, also after a reload.
@@ -21,6 +22,9 @@ export class ApiError extends Error {
   }
 }
 
+// Reading is quick or in vain. What changes something may take as long as it takes.
+const READ_MS = 15000;
+
 export async function call(method, path, body) {
   const headers = { Accept: "application/json" };
   if (method !== "GET") headers["Content-Type"] = "application/json";
@@ -30,9 +34,11 @@ export async function call(method, path, body) {
     answer = await fetch("ignis/v1" + path, {
       method, headers, credentials: "same-origin", cache: "no-store",
       body: method === "GET" ? undefined : JSON.stringify(body ?? {}),
+      signal: method === "GET" ? AbortSignal.timeout(READ_MS) : undefined,
     });
-  } catch {
-    throw new ApiError(0, { code: "unreachable", message: "the console does not answer" });
+  } catch (error) {
+    const late = error.name === "TimeoutError";
+    throw new ApiError(0, { code: "unreachable", message: late ? `the console gave no answer within ${READ_MS / 1000} s` : "the console does not answer" });
   }
   let found;
   try {
@@ -41,6 +47,7 @@ export async function call(method, path, body) {
     found = {};
   }
   if (!answer.ok) throw new ApiError(answer.status, found.error ?? { code: "unknown", message: `status ${answer.status}` });
+  if ("trouble" in found) state.trouble = found.trouble;
   return found;
 }
 

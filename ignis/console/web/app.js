@@ -1,7 +1,8 @@
 // Chooses the page by the address, logs in and out, and asks again every few seconds while the page can be seen.
 
-import { ApiError, begin, leave, state, whoami } from "./api.js";
+import { ApiError, begin, call, leave, state, whoami } from "./api.js";
 import { h, say } from "./dom.js";
+import { clock } from "./format.js";
 import { overview } from "./overview.js";
 import { failed } from "./parts.js";
 import { queue } from "./queue.js";
@@ -9,19 +10,31 @@ import { schedules } from "./schedules.js";
 import { system } from "./system.js";
 
 const EVERY_MS = 3000;
+const LATE_MS = 8000;
 const main = document.getElementById("main");
 let turn = 0;
 let again = null;
 
-// Whoever looks at old figures is told so.
+// Whoever looks at old figures is told so, since when they are old, and why: a bar that stays, and the figures grey.
+let freshAt = Date.now() / 1000;
+
 function fresh() {
-  document.getElementById("stale").hidden = true;
+  if (state.trouble) return stale(state.trouble.message, state.trouble.since_s);
+  freshAt = Date.now() / 1000;
+  current();
 }
 
-function stale(error) {
+function current() {
+  document.getElementById("stale").hidden = true;
+  main.classList.remove("old");
+}
+
+function stale(why, since = freshAt) {
   const line = document.getElementById("stale");
-  if (line.hidden) line.textContent = `Not up to date since ${new Date().toLocaleTimeString("en-GB")}: ${error.message}`;
+  const text = `No answer since ${clock(since)}: ${why}`;
+  if (line.textContent !== text || line.hidden) line.textContent = text;
   line.hidden = false;
+  main.classList.add("old");
 }
 
 function showWho() {
@@ -74,6 +87,7 @@ function logIn(why) {
 function ended() {
   Object.assign(state, { user: null, via: "nobody", roles: [] });
   document.getElementById("ask").close();
+  current(); // it answers
   showWho();
   logIn("Your session has ended. Log in again.");
 }
@@ -90,7 +104,8 @@ function addressed() {
 async function show() {
   const mine = ++turn;
   again = null;
-  fresh();
+  state.trouble = null;
+  document.getElementById("ask").close(); // it was about another page
   if (!state.user) return logIn();
   const [page = "", ...rest] = addressed();
   for (const link of document.querySelectorAll("nav a")) {
@@ -101,34 +116,47 @@ async function show() {
   document.title = page === "queue" ? `${rest[0]} - ignis` : "ignis";
   try {
     const found = await ({ queue, schedules, system }[page] ?? overview)(main, ...rest);
-    if (mine === turn) again = found;
+    if (mine !== turn) return;
+    again = found;
+    fresh();
   } catch (error) {
     if (mine !== turn) return;
-    if (error.status === 401) ended();
-    else failed(main, error);
+    if (error.status === 401) return ended();
+    current(); // the page says it itself
+    failed(main, error, show);
+    // What may pass is tried again by itself.
+    if (!error.status || error.status >= 500) again = async () => { await call("GET", "/overview"); if (mine === turn) await show(); };
   }
+}
+
+async function begun() {
+  try {
+    await whoami();
+  } catch (error) {
+    return failed(main, error, begun);
+  }
+  showWho();
+  await show();
 }
 
 async function tick() {
   const doing = again;
   if (doing && !document.hidden) {
+    state.trouble = null;
+    const late = setTimeout(() => { if (doing === again) stale("still waiting for it"); }, LATE_MS);
     try {
       await doing();
       if (doing === again) fresh();
     } catch (error) {
       if (doing === again && error.status === 401) ended();
-      else if (doing === again) stale(error);
+      else if (doing === again) stale(error.message);
+    } finally {
+      clearTimeout(late);
     }
   }
   setTimeout(tick, EVERY_MS);
 }
 
 window.addEventListener("hashchange", () => { show(); main.focus(); });
-try {
-  await whoami();
-} catch (error) {
-  failed(main, error);
-}
-showWho();
-await show();
+await begun();
 tick();

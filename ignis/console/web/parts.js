@@ -58,8 +58,9 @@ export function bar(fraction, text, label) {
     h("span", {}, text ? `${percent} ${text}` : percent));
 }
 
-export function failed(main, error) {
-  main.replaceChildren(h("div", { class: "card" }, h("h1", {}, "That did not work"), h("p", { class: "bad" }, error.message)));
+export function failed(main, error, again) {
+  main.replaceChildren(h("div", { class: "card narrow-text" }, h("h1", {}, "That did not work"), h("p", { class: "bad", role: "alert" }, error.message),
+    h("div", { class: "row" }, h("button", { class: "main", onclick: again }, "Try again"))));
 }
 
 export async function act(text, doing, then) {

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ pytest.importorskip("playwright.sync_api", reason="no playwright: the extra dev 
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from ignis import Context, Retry
+from ignis import Context, Ignis, Retry
 from tests.support import WAIT_S, eventually
+from tests.support.broker import RunningBroker
 from tests.support.console import fail
-from tests.support.console_browser import BOUND_MS, CHROMIUM, Live, kept, log_in, watched
+from tests.support.console_browser import BOUND_MS, CHROMIUM, ConsoleProcess, Live, kept, log_in, watched
 
 pytestmark = [
     pytest.mark.integration,
@@ -314,11 +316,58 @@ def test_a_worker_is_shown_with_its_message_and_how_far_it_is(live: Live, contex
     expect(page.get_by_text("Nobody has claimed anything.")).to_be_visible()
 
 
-def test_a_console_that_went_away_is_told(live: Live, context: BrowserContext) -> None:
+def test_a_console_that_was_killed_is_told_until_it_answers_again(live: Live, context: BrowserContext) -> None:
     page, _ = watched(context)
     log_in(page, live, "rita")
     expect(page.get_by_role("link", name="idle")).to_be_visible()
-    page.route("**/ignis/v1/**", lambda route: route.abort())
-    expect(page.locator("#stale")).to_contain_text("Not up to date since")
-    page.unroute("**/ignis/v1/**")
-    expect(page.locator("#stale")).to_be_hidden()
+    bar = page.locator("#stale")
+    expect(bar).to_be_hidden()
+    live.console.kill()
+    expect(bar).to_have_text(re.compile(f"^No answer since {TIME}: the console does not answer$"))
+    expect(page.locator("main.old .tiles")).to_have_css("filter", "grayscale(1)")
+    assert violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 500})
+    page.mouse.wheel(0, 2_000)
+    expect(bar).to_be_in_viewport()
+    kept(page, "no-answer")
+    live.console.start()
+    # Its sessions ended with it.
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    expect(bar).to_be_hidden()
+    expect(page.locator("main.old")).to_have_count(0)
+
+
+def test_a_broker_that_was_stopped_is_told_until_it_answers_again(tmp_path: Path, context: BrowserContext) -> None:
+    store = f"embedded://{tmp_path}/store"
+    broker = RunningBroker(store)
+    console = None
+    try:
+        with Ignis(broker.url) as app:
+            app.queue("idle", dict, shards=1).publish({"n": 1})
+        console = ConsoleProcess(tmp_path, broker.url)
+        pages = [watched(context)[0] for _ in range(2)]
+        for page, path in zip(pages, ("", "#/queue/idle"), strict=True):
+            page.goto(console.url + path)
+            expect(page.locator(".tiles dd").first).to_have_text("1")
+            expect(page.locator("#stale")).to_be_hidden()
+        port = broker.port
+        broker.stop()
+        for page in pages:
+            page.bring_to_front()
+            expect(page.locator("#stale")).to_have_text(
+                re.compile(f"^No answer since {TIME}: .*refused", re.I), timeout=3 * BOUND_MS
+            )
+            expect(page.locator("main.old")).to_have_count(1)
+            expect(page.locator(".tiles dd").first).to_have_text("1")
+        pages[1].get_by_role("link", name="Schedules").click()
+        expect(pages[1].get_by_role("heading", name="That did not work")).to_be_visible(timeout=3 * BOUND_MS)
+        expect(pages[1].get_by_role("button", name="Try again")).to_be_visible()
+        broker = RunningBroker(store, at_port=port)
+        expect(pages[1].get_by_text("No schedule is stored.")).to_be_visible(timeout=3 * BOUND_MS)  # by itself
+        pages[0].bring_to_front()
+        expect(pages[0].locator("#stale")).to_be_hidden(timeout=3 * BOUND_MS)
+        expect(pages[0].locator("main.old")).to_have_count(0)
+    finally:
+        if console is not None:
+            console.close()
+        broker.stop()
