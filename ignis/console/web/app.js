@@ -1,7 +1,7 @@
 // Chooses the page by the address, logs in and out, and asks again every few seconds while the page can be seen.
 
 import { ApiError, begin, call, leave, state, whoami } from "./api.js";
-import { h, say } from "./dom.js";
+import { h } from "./dom.js";
 import { clock } from "./format.js";
 import { overview } from "./overview.js";
 import { failed } from "./parts.js";
@@ -59,6 +59,7 @@ async function logOut() {
 
 function logIn(why) {
   again = null;
+  const wrong = h("p", { class: "error", role: "alert", hidden: true });
   const form = h("form", {
     class: "card narrow",
     onsubmit: async (event) => {
@@ -69,7 +70,8 @@ function logIn(why) {
         showWho();
         await show();
       } catch (error) {
-        say(error.message, true);
+        wrong.textContent = error.message;
+        wrong.hidden = false;
         form.elements.password.value = "";
         form.elements.password.focus();
       }
@@ -79,6 +81,7 @@ function logIn(why) {
     why ? h("p", { class: "bad" }, why) : null,
     h("label", {}, "User", h("input", { name: "user", autocomplete: "username", required: true, autofocus: true })),
     h("label", {}, "Password", h("input", { name: "password", type: "password", autocomplete: "current-password", required: true })),
+    wrong,
     h("button", { class: "main", type: "submit" }, "Log in"));
   main.replaceChildren(form);
   form.elements.user.focus();

@@ -44,25 +44,37 @@ export function say(text, error = false) {
   setTimeout(() => line.remove(), error ? 12000 : 6000);
 }
 
-// A dialog. Without a label there is nothing to do in it but to close it. Where done answers false it stays open.
-export function ask(title, content, label, kind, done) {
+// A dialog. Without a label there is nothing to do in it but to close it. What goes wrong is said in it, above its buttons, and it
+// stays with what was typed, as where done answers false. `then` is after it was closed: what fails there undoes nothing.
+export function ask(title, content, label, kind, done, then) {
   const dialog = document.getElementById("ask");
+  const note = h("div", { class: "ask-note" });
+  const tell = (text, error = false) => note.replaceChildren(h("p", { class: error ? "error" : "", role: error ? "alert" : "status" }, text));
   const form = h("form", {
     onsubmit: async (event) => {
       event.preventDefault();
       const button = event.submitter;
       if (button) button.disabled = true;
+      note.replaceChildren();
       try {
-        if ((await done(new FormData(form))) !== false) dialog.close();
+        if ((await done(new FormData(form), tell)) === false) return;
       } catch (error) {
-        say(error.message, true);
+        tell(error.message, true);
+        return;
       } finally {
         if (button) button.disabled = false;
+      }
+      if (form.isConnected) dialog.close();
+      try {
+        await then?.();
+      } catch (error) {
+        say(error.message, true);
       }
     },
   },
     h("h2", { id: "ask-title" }, title),
     h("div", { class: "ask-content" }, content),
+    note,
     h("div", { class: "ask-end" },
       h("button", { type: "button", onclick: () => dialog.close() }, "Close"),
       label ? h("button", { class: kind, type: "submit" }, label) : null));

@@ -3,7 +3,7 @@
 import { at, call, change } from "./api.js";
 import { ask, h, say } from "./dom.js";
 import { number } from "./format.js";
-import { act, area, check, field } from "./parts.js";
+import { area, carry, check, field } from "./parts.js";
 
 const line = (label, name, value = "", more = {}) => field(label, name, { value, ...more });
 
@@ -32,16 +32,15 @@ export function publish(name, again) {
       messages: [message], delay: given.get("delay") || null, expires_in: given.get("expires_in") || null,
     });
     say(`published ${found.ids[0]}`);
-    await again();
-  });
+  }, again);
 }
 
 export function purge(name, again) {
   ask(`Purge ${name}`, [
     h("p", {}, "Removes all messages that wait in the queue. Nobody handles them."), confirmation(name), check("Also what is claimed", "in_flight"),
   ], "Purge", "danger", async (given) => {
-    await act("purged", () => change("POST", at(name, "/purge"), { confirm: given.get("confirm"), in_flight: given.get("in_flight") === "on" }), again);
-  });
+    await carry("purged", () => change("POST", at(name, "/purge"), { confirm: given.get("confirm"), in_flight: given.get("in_flight") === "on" }));
+  }, again);
 }
 
 // What was not changed is not sent: then the stored bytes stay as they are, also where they are no text.
@@ -60,7 +59,7 @@ export async function edit(name, one, after) {
     area("Headers, as JSON", "headers", headers),
     line("Key", "key", found.key ?? ""),
     check("Only check", "dry"),
-  ], "Send again", "main", async (given) => {
+  ], "Send again", "main", async (given, tell) => {
     const asked = { id: found.id, dry_run: given.get("dry") === "on" };
     // A form has its own ends of lines.
     const said = (given.get("body") ?? "").replaceAll("\r\n", "\n");
@@ -70,13 +69,12 @@ export async function edit(name, one, after) {
     if (given.get("key") !== (found.key ?? "")) asked.key = given.get("key") || null;
     const done = await change("POST", at(name, `/sideline/${one.shard}/${one.pointer}/resend`), asked);
     if (done.dry_run) {
-      say(`checked: a body of ${number(done.body_bytes)} bytes would be stored`);
+      tell(`checked: a body of ${number(done.body_bytes)} bytes would be stored`);
       return false; // what was typed is still needed
     }
     say(`sent again as ${done.id}`);
-    await after();
     return true;
-  });
+  }, after);
 }
 
 export async function scale(name, again) {
@@ -92,8 +90,7 @@ export async function scale(name, again) {
     if (given.get("shards") !== String(settings.shards)) asked.shards = Number(given.get("shards"));
     const { now } = await change("POST", at(name, "/scale"), asked);
     say(`${name}: ${number(now.consumers)} consumers in each process, ${number(now.shards)} shards`);
-    await again();
-  });
+  }, again);
 }
 
 const path = (name) => `/schedules/${encodeURIComponent(name)}`;
@@ -122,12 +119,11 @@ export function schedule(one, again) {
     }
     const made = await change("PUT", path(name), asked);
     say(`${made.schedule}: ${made.made ? "made" : "changed"}`);
-    await again();
-  });
+  }, again);
 }
 
 export function unschedule(one, again) {
   ask(`Remove ${one.schedule}`, [h("p", {}, `What it has published to ${one.queue} stays.`)], "Remove", "danger", async () => {
-    await act(`${one.schedule}: removed`, () => change("DELETE", path(one.schedule)), again);
-  });
+    await carry(`${one.schedule}: removed`, () => change("DELETE", path(one.schedule)));
+  }, again);
 }

@@ -63,11 +63,16 @@ export function failed(main, error, again) {
     h("div", { class: "row" }, h("button", { class: "main", onclick: again }, "Try again"))));
 }
 
+// Does it and says what came of it. Raises what went wrong: for a dialog, which says it.
+export async function carry(text, doing) {
+  const found = await doing();
+  if (found && found.state === "failed") throw new Error(found.error.message);
+  say(found && found.state === "running" ? `${text}: still at it, see System` : text + told(found));
+}
+
 export async function act(text, doing, then) {
   try {
-    const found = await doing();
-    if (found && found.state === "failed") throw new Error(found.error.message);
-    say(found && found.state === "running" ? `${text}: still at it, see System` : text + told(found));
+    await carry(text, doing);
     if (then) await then();
   } catch (error) {
     if (error.status === 401) return location.reload();

@@ -5,7 +5,7 @@ import { ask, h, say } from "./dom.js";
 import { confirmation, edit } from "./edit.js";
 import { moment, number, secondsOf } from "./format.js";
 import { look } from "./messages.js";
-import { act, cell, check, due, field, keyed, nothing, passing, preview, table, wrong } from "./parts.js";
+import { carry, cell, check, due, field, keyed, nothing, passing, preview, table, wrong } from "./parts.js";
 
 const HEADS = [["choose"], ["failed"], ["error"], ["key"], ["failures", "num"], ["comes back"], ["body"], ["actions", "do"]];
 
@@ -49,31 +49,35 @@ export async function sideline(content, name, roles, again) {
   const meantText = () => (chosen.size ? `${chosen.size} chosen` : Object.keys(query).length ? "all that were searched for" : "all");
   const after = async () => { await list(""); await again(); };
 
+  let dry = false;
+  const unlessDry = () => (dry ? null : after());
+
   const redrive = () => ask(`Bring back ${meantText()}`, [
     h("p", {}, "The messages go to the tail of the queue and are handled again."),
     field("At most so many (empty: no bound)", "limit", { inputmode: "numeric" }),
     field("No more than so many a second (empty: as fast as it goes)", "rate", { inputmode: "decimal" }),
     check("Only count", "dry"),
   ], "Bring back", "main", async (given) => {
-    const dry = given.get("dry") === "on";
+    dry = given.get("dry") === "on";
     const more = { limit: given.get("limit") ? Number(given.get("limit")) : null, rate: given.get("rate") ? Number(given.get("rate")) : null };
-    await act(dry ? "only counted" : "brought back", () => change("POST", at(name, "/sideline/redrive"), { ...meant(), ...more, dry_run: dry }), dry ? null : after);
-  });
+    await carry(dry ? "only counted" : "brought back", () => change("POST", at(name, "/sideline/redrive"), { ...meant(), ...more, dry_run: dry }));
+  }, unlessDry);
 
   const drop = () => {
     const ids = [...chosen.keys()];
     ask(`Drop ${meantText()}`, [
       h("p", {}, "Removes the messages for good."), ids.length ? null : confirmation(name), check("Only count", "dry"),
     ], "Drop", "danger", async (given) => {
-      const dry = given.get("dry") === "on";
-      await act(dry ? "only counted" : "dropped", () => (ids.length
+      dry = given.get("dry") === "on";
+      await carry(dry ? "only counted" : "dropped", () => (ids.length
         ? change("POST", at(name, "/sideline/drop"), { ids, dry_run: dry })
-        : change("POST", at(name, "/sideline/drop-all"), { ...meant(), confirm: given.get("confirm"), dry_run: dry })), dry ? null : after);
-    });
+        : change("POST", at(name, "/sideline/drop-all"), { ...meant(), confirm: given.get("confirm"), dry_run: dry })));
+    }, unlessDry);
   };
 
+  let empty = true; // then there is nothing to bring back or drop
   const show = () => {
-    const mine = roles();
+    const mine = empty ? [] : roles();
     tools.replaceChildren(...[
       mine.includes("operate") ? h("button", { class: "main", onclick: redrive }, `Bring back ${meantText()}`) : null,
       mine.includes(chosen.size ? "operate" : "admin") ? h("button", { class: "danger", onclick: drop }, `Drop ${meantText()}`) : null,
@@ -97,6 +101,7 @@ export async function sideline(content, name, roles, again) {
   const list = async (from) => {
     const found = await call("GET", at(name, "/sideline?" + new URLSearchParams({ ...query, limit: "50", after: from })));
     chosen.clear();
+    empty = !found.messages.length && !found.next;
     show();
     listed = null;
     changed.replaceChildren();
@@ -128,7 +133,7 @@ export async function sideline(content, name, roles, again) {
 
   return async (now) => {
     passing(rows);
-    listed ??= now.sideline;
+    listed ??= empty && !Object.keys(query).length ? 0 : now.sideline;
     if (listed === now.sideline || changed.firstChild) return;
     changed.append(h("span", { class: "dim" }, "The sideline is another one by now."), h("button", { onclick: () => list("") }, "Show it"));
   };

@@ -278,6 +278,24 @@ def test_what_is_searched_for_is_what_is_brought_back(live: Live, context: Brows
     assert wrong == []
 
 
+def test_where_nothing_failed_there_is_nothing_to_bring_back(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "adam", "#/queue/idle")
+    expect(page.get_by_text("Nothing is here: no message has failed.")).to_be_visible()
+    buttons = page.get_by_role("button", name=re.compile("^(Bring back|Drop) "))
+    expect(buttons).to_have_count(0)
+    fail(live.idle, {"n": 1}, {"n": 2})
+    page.get_by_role("button", name="Show it").click()
+    expect(buttons).to_have_count(2)
+    page.get_by_label("choose every message of this page").check()
+    expect(page.get_by_role("button", name="Bring back 2 chosen")).to_be_visible()
+    page.get_by_label("Reason").fill("timeout")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_text("Nothing like that")).to_be_visible()
+    expect(buttons).to_have_count(0)
+    assert wrong == []
+
+
 # -- what waits, and who works
 
 
@@ -314,6 +332,19 @@ def test_a_worker_is_shown_with_its_message_and_how_far_it_is(live: Live, contex
         kept(page, "workers")
         assert wrong == []
     expect(page.get_by_text("Nobody has claimed anything.")).to_be_visible()
+
+
+def test_a_dialog_does_not_stay_over_another_page(live: Live, context: BrowserContext) -> None:
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/jobs")
+    expect(page.get_by_role("heading", name="jobs")).to_be_visible()
+    page.goto(live.url + "#/queue/idle")
+    page.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Publish to idle")
+    page.go_back()
+    expect(page.get_by_role("heading", name="jobs")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert wrong == []
 
 
 def test_a_console_that_was_killed_is_told_until_it_answers_again(live: Live, context: BrowserContext) -> None:
