@@ -2,7 +2,7 @@
 
 import { ApiError, begin, call, leave, state, whoami } from "./api.js";
 import { h } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, zone } from "./format.js";
 import { overview } from "./overview.js";
 import { failed } from "./parts.js";
 import { queue } from "./queue.js";
@@ -161,5 +161,6 @@ async function tick() {
 }
 
 window.addEventListener("hashchange", () => { show(); main.focus(); });
+document.getElementById("zone").textContent = zone() === "UTC" ? "Times are in UTC." : `Times are in ${zone()}; each says its time in UTC when pointed at.`;
 await begun();
 tick();

@@ -26,6 +26,26 @@ export function moment(value) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clockOf(at)}`;
 }
 
+// The same time as the command line says it.
+export const utc = (value) => `${new Date(value).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+
+// What the times of the pages are in: Europe/Berlin, UTC+01:00.
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (!minutes && ["UTC", "Etc/UTC"].includes(name)) return "UTC";
+  return `${name}, UTC${minutes < 0 ? "−" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
+}
+
+// So many bytes, in the largest unit that is at least one.
+export function size(bytes) {
+  if (missing(bytes)) return NONE;
+  for (const [power, unit] of [[40, "TiB"], [30, "GiB"], [20, "MiB"], [10, "KiB"]]) {
+    if (bytes >= 2 ** power) return `${(bytes / 2 ** power).toFixed(1).replace(/\.0$/, "")} ${unit}`;
+  }
+  return `${number(bytes)} B`;
+}
+
 // How far away a time is: in 5.0 min, 3.0 s ago.
 export function until(value) {
   if (missing(value)) return "";

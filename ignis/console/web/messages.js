@@ -2,13 +2,13 @@
 
 import { at, call, change } from "./api.js";
 import { ask, h, refill, say } from "./dom.js";
-import { moment, number } from "./format.js";
-import { act, cell, due, figure, keyed, nothing, passing, preview, table, tag, wrong } from "./parts.js";
+import { number } from "./format.js";
+import { act, cell, due, figure, keyed, nothing, passing, preview, stamp, table, tag, wrong } from "./parts.js";
 
-const published = (one) => moment(one.enqueued_at_us ? one.enqueued_at_us / 1000 : null);
+const published = (one) => stamp(one.enqueued_at_us ? one.enqueued_at_us / 1000 : null);
 
 const attempts = (history) => h("ol", { class: "history" }, history.map((each) => h("li", {},
-  h("div", { class: "tags" }, tag(each.reason, "bad"), h("span", {}, moment(each.at_ms)),
+  h("div", { class: "tags" }, tag(each.reason, "bad"), stamp(each.at_ms),
     each.took_ms === null ? null : h("span", { class: "dim" }, `after ${number(each.took_ms)} ms`), h("span", { class: "dim" }, each.worker)),
   each.error ? h("p", { class: "error-text" }, each.error) : null,
   each.trace ? h("pre", { tabindex: "0" }, each.trace) : null)));
@@ -56,11 +56,11 @@ export async function delayed(content, name, roles, again) {
     onclick: () => act(text, () => change("POST", at(name, path), { ids: [id] }), async () => { await list(); await again(); }),
   }, text);
   const line = (one) => h("tr", {},
-    h("td", { class: "when first" }, due(one.due, "soon"), h("div", { class: "dim" }, moment(one.due))),
+    h("td", { class: "when first" }, due(one.due, "soon"), h("div", { class: "dim" }, stamp(one.due))),
     h("td", { class: "text plain" }, one.kind === "retry" ? tag(`retry, attempt ${one.attempt} next`, "warn") : tag(one.kind)),
     one.kind === "retry" ? wrong(one) : h("td", {}, "–"), keyed(one), preview(one.body_text),
     h("td", { class: "do" },
-      h("button", { onclick: () => shown(one, [figure("kind", one.kind), figure("due", moment(one.due)), figure("next attempt", number(one.attempt))]) }, "Look"),
+      h("button", { onclick: () => shown(one, [figure("kind", one.kind), figure("due", stamp(one.due)), figure("next attempt", number(one.attempt))]) }, "Look"),
       one.id && roles().includes("operate") ? [tool("Run now", "/delayed/run", one.id), tool("Cancel", "/delayed/cancel", one.id)] : null));
   const list = async () => {
     let found;
@@ -72,7 +72,7 @@ export async function delayed(content, name, roles, again) {
     }
     const retries = found.messages.filter((one) => one.kind === "retry").length;
     refill(box, [found, roles()], () => (found.messages.length ? [
-      h("p", { class: "dim" }, `${number(found.total)} wait for their time; the next ones first. Of the ${number(found.messages.length)} shown ${number(retries)} are retries.`),
+      h("p", { class: "dim" }, `${number(found.total)} ${found.total === 1 ? "waits for its" : "wait for their"} time; the next ones first.${retries ? ` Retries among the ${number(found.messages.length)} shown: ${number(retries)}.` : ""}`),
       table("Delayed messages", [["due"], ["what"], ["last error"], ["key"], ["body"], ["actions", "do"]], found.messages.map(line)),
     ] : nothing("No message waits for its time.")));
     passing(box);

@@ -3,8 +3,8 @@
 import { call, pageOf } from "./api.js";
 import { spark } from "./charts.js";
 import { h, refill } from "./dom.js";
-import { age, moment, number, rate } from "./format.js";
-import { figure, nothing, scope, tag } from "./parts.js";
+import { age, number, rate } from "./format.js";
+import { figure, nothing, scope, stamp, tag } from "./parts.js";
 
 const RISING_S = 20;
 const sum = (rows, name) => rows.reduce((all, one) => all + (one[name] ?? 0), 0);
@@ -144,7 +144,7 @@ export async function overview(main) {
     if (shown.textContent !== told) shown.textContent = told;
     list.hidden = totals.hidden = !all.length;
     refill(none, [all.length, some.length, found.store], () => (!all.length ? empty(found.store) : !some.length ? nothing("No queue is like that.") : []));
-    said.textContent = `As of ${moment(found.at_s * 1000)}. Store: ${found.store}`;
+    said.replaceChildren("As of ", stamp(found.at_s * 1000), `. Store: ${found.store}`);
   }
 
   const again = async () => {

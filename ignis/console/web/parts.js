@@ -1,6 +1,6 @@
 // What the pages are made of: tables, figures, tags, fields, and what is done with a button.
 
-import { number, until } from "./format.js";
+import { moment, number, size, until, utc } from "./format.js";
 import { h, say } from "./dom.js";
 
 // On a phone each row is a block of its own, where each value stands beside its column's name.
@@ -19,13 +19,29 @@ export const preview = (text) => h("td", { class: "text plain" }, h("div", { cla
 export const keyed = (one) => h("td", {}, h("div", { class: "preview key", title: one.key ?? "" }, one.key ?? one.key_hex ?? "–"));
 
 // What went wrong: the reason, and the beginning of the error.
-export const wrong = (one) => h("td", { class: "text plain" }, tag(one.reason ?? "unknown", "bad"), one.error ? h("div", { class: "preview", title: one.error }, one.error) : null);
+export const wrong = (one) => h("td", { class: "text plain" }, tag(one.reason ?? "unknown", "bad"), one.error ? h("div", { class: "preview wide", title: one.error }, one.error) : null);
 
 export const figure = (name, value, kind) => h("div", {}, h("dt", {}, name), h("dd", { class: kind }, value));
 
-export const facts = (found) => h("dl", { class: "facts" },
-  Object.entries(found).map(([name, value]) => figure(name.replaceAll("_", " "), typeof value === "number" ? number(value)
-    : value !== null && typeof value === "object" ? JSON.stringify(value) : String(value))));
+// A time by the clock of who looks; its title is the same in UTC.
+export const stamp = (value) => (value === null || value === undefined ? moment(value)
+  : h("time", { datetime: new Date(value).toISOString(), title: utc(value) }, moment(value)));
+
+const TIMES = { s: 1000, ms: 1, us: 0.001 };
+
+// A figure as its name says it is: a time, a size with the exact number as its title, an id or a port as it stands.
+function factOf(name, value) {
+  const [, what, unit] = /^(.*?)_(s|ms|us)$/.exec(name) ?? [null, name, null];
+  if (typeof value !== "number") {
+    return [name, value === null ? "–" : Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value)];
+  }
+  if (unit && /(^|_)(at|since|until|started)$/.test(what)) return [what.replace(/_at$/, ""), stamp(value * TIMES[unit])];
+  if (/(^|_)bytes(_|$)/.test(name)) return [name.replace(/_?bytes_?/, " "), h("span", { title: `${number(value)} bytes` }, size(value))];
+  return [name, /(^|_)(pid|port|id|token|epoch|generation|pointer|version)(_|$)/.test(name) ? String(value) : number(value)];
+}
+
+export const facts = (found) => h("dl", { class: "facts list" },
+  Object.entries(found).map(([name, value]) => { const [text, shown] = factOf(name, value); return figure(text.trim().replaceAll("_", " "), shown); }));
 
 export const tag = (text, kind = "") => h("span", { class: `tag ${kind}` }, text);
 

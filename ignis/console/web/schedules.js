@@ -3,8 +3,8 @@
 import { call, change, pageOf, state } from "./api.js";
 import { h, refill } from "./dom.js";
 import { schedule, unschedule } from "./edit.js";
-import { age, moment, number } from "./format.js";
-import { act, cell, due, nothing, passing, scope, table, tag } from "./parts.js";
+import { age, number } from "./format.js";
+import { act, cell, due, nothing, passing, scope, stamp, table, tag } from "./parts.js";
 
 const HEADS = [["schedule"], ["queue"], ["times"], ["next"], ["last"], ["lag", "num"], ["fired", "num"], ["missed", "num"], ["actions", "do"]];
 
@@ -18,8 +18,8 @@ export async function schedules(main) {
     h("td", { class: "name" }, one.schedule, " ", one.paused ? tag("paused", "warn") : null),
     h("td", {}, h("a", { href: pageOf(one.queue) }, one.queue)),
     cell(one.cron ? `${one.cron} ${one.timezone}` : `every ${age(one.every_s)}`),
-    h("td", { class: "when" }, one.paused || !one.next_at ? "–" : [due(one.next_at, "soon"), h("div", { class: "dim" }, moment(one.next_at))]),
-    cell(moment(one.last_at), "when"), cell(age(one.last_lag_s), "num"), cell(number(one.fired), "num"), cell(number(one.missed_ticks), "num"),
+    h("td", { class: "when" }, one.paused || !one.next_at ? "–" : [due(one.next_at, "soon"), h("div", { class: "dim" }, stamp(one.next_at))]),
+    cell(stamp(one.last_at), "when"), cell(age(one.last_lag_s), "num"), cell(number(one.fired), "num"), cell(number(one.missed_ticks), "num"),
     h("td", { class: "do" },
       one.roles.includes("operate") ? [tool(one, "Run now", "run"), one.paused ? tool(one, "Resume", "resume") : tool(one, "Pause", "pause")] : null,
       one.roles.includes("admin") ? [h("button", { onclick: () => schedule(one, again) }, "Change"), h("button", { class: "danger", onclick: () => unschedule(one, again) }, "Remove")] : null));

@@ -3,9 +3,9 @@
 import { at, call, change } from "./api.js";
 import { ask, h, say } from "./dom.js";
 import { confirmation, edit } from "./edit.js";
-import { moment, number, secondsOf } from "./format.js";
+import { number, secondsOf } from "./format.js";
 import { look } from "./messages.js";
-import { carry, cell, check, due, field, keyed, nothing, passing, preview, table, wrong } from "./parts.js";
+import { carry, cell, check, due, field, keyed, nothing, passing, preview, stamp, table, wrong } from "./parts.js";
 
 const HEADS = [["choose"], ["failed"], ["error"], ["key"], ["failures", "num"], ["comes back"], ["body"], ["actions", "do"]];
 
@@ -110,7 +110,7 @@ export async function sideline(content, name, roles, again) {
     const line = (one) => {
       const box = one.id ? h("input", { type: "checkbox", "aria-label": `choose ${one.id}`, onchange: (event) => choose(one, event.target.checked) }) : null;
       if (box) boxes.push([box, one]);
-      return h("tr", {}, h("td", { class: "choose" }, box), cell(moment(one.failed_at_ms), "when first"), wrong(one), keyed(one), cell(number(one.failures), "num"),
+      return h("tr", {}, h("td", { class: "choose" }, box), cell(stamp(one.failed_at_ms), "when first"), wrong(one), keyed(one), cell(number(one.failures), "num"),
         h("td", { class: "when" }, one.next_at_ms ? due(one.next_at_ms) : one.comes_back ? "by itself" : "by hand"), preview(one.body_text),
         h("td", { class: "do" }, h("button", { onclick: () => look(name, "/sideline", one) }, "Look"),
           one.id && roles().includes("operate") ? h("button", { onclick: () => edit(name, one, after) }, "Edit") : null));

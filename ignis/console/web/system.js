@@ -2,8 +2,8 @@
 
 import { call, change, state } from "./api.js";
 import { h, refill } from "./dom.js";
-import { moment, number } from "./format.js";
-import { act, cell, facts, field, heading, nothing, table, told } from "./parts.js";
+import { number } from "./format.js";
+import { act, cell, facts, field, heading, nothing, stamp, table, told } from "./parts.js";
 
 const LEADERS = [["scope"], ["leader"], ["epoch", "num"], ["since"], ["decided by"]];
 const JOBS = [["job"], ["queue"], ["by"], ["begun"], ["state"], ["looked at", "num"], ["actions", "do"]];
@@ -18,7 +18,7 @@ export async function system(main) {
       answer.replaceChildren(locks === null ? h("p", {}, "This store keeps no list of its locks: look one up by its name.")
         : !locks.length ? h("p", {}, "Nobody holds a lock of this application.")
         : table("Locks", [["lock"], ["level"], ["owner"], ["since"], ["until"], ["token", "num"]], locks.map((one) => h("tr", {},
-          cell(one.lock, "text"), cell(one.level), cell(one.owner, "text"), cell(moment(one.acquired_at_ms), "when"), cell(moment(one.expires_at_ms), "when"), cell(String(one.token), "num")))));
+          cell(one.lock, "text"), cell(one.level), cell(one.owner, "text"), cell(stamp(one.acquired_at_ms), "when"), cell(stamp(one.expires_at_ms), "when"), cell(String(one.token), "num")))));
     } catch (error) {
       answer.replaceChildren(h("p", { class: "bad" }, error.message));
     }
@@ -31,7 +31,7 @@ export async function system(main) {
       try {
         const found = await call("GET", "/lock?" + new URLSearchParams(given));
         answer.replaceChildren(found.held
-          ? facts({ ...found.held, acquired_at_ms: moment(found.held.acquired_at_ms), expires_at_ms: moment(found.held.expires_at_ms) })
+          ? facts(found.held)
           : h("p", {}, `Nobody holds ${found.lock}.`));
       } catch (error) {
         answer.replaceChildren(h("p", { class: "bad" }, error.message));
@@ -51,14 +51,14 @@ export async function system(main) {
   const again = async () => {
     const [led, store, work, behind] = await Promise.all(["/leaders", "/store", "/jobs", "/broker"].map((path) => call("GET", path)));
     refill(boxes.leaders, led, () => card(heading("Who leads", "fleet"), table("Leaders", LEADERS, led.leaders.map((one) => h("tr", {},
-      cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`, "text"), cell(String(one.epoch), "num"), cell(moment(one.since_ms), "when"), cell(one.kind))))));
+      cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`, "text"), cell(String(one.epoch), "num"), cell(stamp(one.since_ms), "when"), cell(one.kind))))));
     refill(boxes.broker, behind, () => [
-      behind.broker ? card(heading("The broker", "broker"), facts({ ...behind.broker, started_at_s: moment(behind.broker.started_at_s * 1000) })) : null,
+      behind.broker ? card(heading("The broker", "broker"), facts(behind.broker)) : null,
       behind.refused ? h("p", { class: "card bad" }, `The broker: ${behind.refused.message}`) : null,
-      (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map((one) => facts({ ...one, since_s: moment(one.since_s * 1000) }))) : null,
+      (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map((one) => facts(one))) : null,
     ]);
     refill(boxes.jobs, [work, state.roles], () => card(heading("Jobs", "process"), work.jobs.length ? table("Jobs", JOBS, work.jobs.map((one) => h("tr", {},
-      cell(one.kind), cell(one.queue, "text"), cell(one.by), cell(moment(one.began_at_ms), "when"), h("td", { class: one.state === "failed" ? "bad text" : "text" }, one.error ? one.error.message : one.state + told(one)),
+      cell(one.kind), cell(one.queue, "text"), cell(one.by), cell(stamp(one.began_at_ms), "when"), h("td", { class: one.state === "failed" ? "bad text" : "text" }, one.error ? one.error.message : one.state + told(one)),
       cell(number(one.looked_at), "num"), h("td", { class: "do" }, one.state === "running" && state.roles.includes("operate") ? stop(one) : null))))
       : nothing("None yet. What is brought back, dropped or purged here is a job.")));
     refill(boxes.store, [store.store, store.console], () => card(heading("Figures of the store", "process"), facts({ ...store.store, ...store.console })));

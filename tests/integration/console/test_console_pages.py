@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,6 +334,89 @@ def test_a_worker_is_shown_with_its_message_and_how_far_it_is(live: Live, contex
         kept(page, "workers")
         assert wrong == []
     expect(page.get_by_text("Nobody has claimed anything.")).to_be_visible()
+
+
+def test_a_message_that_is_stuck_is_cancelled(live: Live, context: BrowserContext) -> None:
+    told = threading.Event()
+    queue = live.app.queue("stuck", dict, shards=1)
+
+    def handle(message: dict[str, Any], ctx: Context) -> None:
+        while not ctx.cancelled:
+            time.sleep(0.01)
+        told.set()
+
+    queue.handler(handle)
+    id = queue.publish({"n": 1}).id
+    page, wrong = watched(context)
+    log_in(page, live, "olga", "#/queue/stuck/workers")
+    page.get_by_role("button", name=f"Cancel {id}").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(id)
+    assert violations(page) == []
+    dialog.get_by_role("button", name="Close").click()
+    assert not told.is_set()
+    page.get_by_role("button", name=f"Cancel {id}").click()
+    dialog.get_by_role("button", name="Cancel the message").click()
+    expect(page.locator("#said")).to_contain_text(f"{id}: told to end")
+    expect(dialog).to_be_hidden()
+    assert told.wait(WAIT_S)
+    assert wrong == []
+
+
+def test_who_may_only_look_cancels_nothing(live: Live, context: BrowserContext) -> None:
+    with at_work(live) as id:
+        page, _ = watched(context)
+        log_in(page, live, "rita", "#/queue/long/workers")
+        expect(page.get_by_role("row", name=re.compile(id))).to_be_visible()
+        expect(page.get_by_role("button", name=re.compile("^Cancel"))).to_have_count(0)
+
+
+# -- times and figures
+
+
+def test_times_say_their_zone_and_the_same_in_utc(live: Live, browser: Browser) -> None:
+    fail(live.idle, {"n": 1})
+    shown = []
+    for zone in ("America/St_Johns", "UTC"):
+        context = browser.new_context(timezone_id=zone)
+        context.set_default_timeout(BOUND_MS)
+        page, wrong = watched(context)
+        log_in(page, live, "rita", "#/queue/idle")
+        said = page.locator("table time").first
+        expect(said).to_be_visible()
+        shown.append((page.locator("#zone").inner_text(), said.inner_text(), said.get_attribute("title")))
+        assert wrong == []
+        context.close()
+    (far, far_text, far_title), (near, near_text, near_title) = shown
+    assert re.match(r"Times are in America/St_Johns, UTC\u2212[23]:30; ".replace("[23]", "0[23]"), far)
+    assert near == "Times are in UTC."
+    assert far_title == near_title == f"{near_text} UTC"
+    assert far_text != near_text
+
+
+def test_figures_of_the_system_are_sizes_times_and_plain_ids(tmp_path: Path, context: BrowserContext) -> None:
+    broker = RunningBroker(f"embedded://{tmp_path}/store")
+    console = ConsoleProcess(tmp_path, broker.url)
+    try:
+        page, wrong = watched(context)
+        page.goto(console.url + "#/system")
+        expect(page.get_by_role("heading", name="The broker")).to_be_visible()
+        facts = dict(
+            zip(
+                page.locator("dl.facts dt").all_inner_texts(),
+                page.locator("dl.facts dd").all_inner_texts(),
+                strict=True,
+            )
+        )
+        assert facts["pid"] == str(os.getpid())
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", facts["started"])
+        assert not [one for one in facts.values() if re.match(r"1,[78]\d\d,\d{3},\d{3}", one)]  # seconds since 1970
+        kept(page, "system-broker")
+        assert violations(page) == []
+        assert wrong == []
+    finally:
+        console.close()
+        broker.stop()
 
 
 def test_a_dialog_does_not_stay_over_another_page(live: Live, context: BrowserContext) -> None:
