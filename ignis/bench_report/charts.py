@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from ignis.bench_report import distribution
 from ignis.bench_report.table import QUANTILES, Series
@@ -23,12 +24,14 @@ _INK = "#010203"
 _COLOURS = ("#2f7fd0", "#d0661f", "#2a9a6b", "#a05fd0", "#b8860b", "#d04a6b")
 """Each has a contrast of 3 to 1 and more with both backgrounds."""
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "ignis", "font.size": 10, "font.family": "sans-serif",
+    "svg.fonttype": "none", "svg.hashsalt": "ignis", "font.size": 9, "font.family": "sans-serif",
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
 _LINES = ("-", "-.", ":")
 """Where there are more curves than colours."""
+_WIDTH = 5.0
+"""In inches: so narrow that the text is read on a phone too."""
 _numbers = itertools.count(1)
 
 
@@ -36,7 +39,7 @@ def rates(found: Sequence[Series], title: str) -> str:
     """Messages a second: a bar to the median of each peer, a line from its slowest to its fastest round."""
     shown = [one for one in found if one.rates]
     with rc_context(_STYLE):
-        figure = Figure(figsize=(6.4, 0.9 + 0.45 * len(shown)), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 0.9 + 0.4 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
         medians = [one.median for one in shown]
         spread = [[one.median - min(one.rates) for one in shown], [max(one.rates) - one.median for one in shown]]
@@ -55,7 +58,7 @@ def rates(found: Sequence[Series], title: str) -> str:
 def latencies(found: Sequence[Series], title: str) -> str:
     """One call's time by percentile, on a logarithmic scale: the share of calls that were at least so quick."""
     with rc_context(_STYLE):
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
         axes = figure.add_subplot()
         for number, one in enumerate(found):
             names = [name for name in QUANTILES if name in one.latencies_us]
@@ -74,11 +77,15 @@ def latencies(found: Sequence[Series], title: str) -> str:
             low, high = ([pick(one.latencies_us[name]) for name in names] for pick in (min, max))
             axes.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        bottom, top = axes.get_ylim()
+        axes.yaxis.set_minor_formatter(_minor if top < 30 * bottom else NullFormatter())
         axes.set_xticks(range(len(QUANTILES)), [name.replace("_", ".") for name in QUANTILES])
         axes.set_xlabel("percentile of calls")
         axes.set_ylabel("microseconds")
         axes.grid(visible=True, axis="y", alpha=0.25, color=_INK)
-        axes.legend(frameon=False)
+        if len(found) > 1:
+            axes.legend(frameon=False)
         return _svg(figure, f"{title}: time of one call in microseconds by percentile, median and range of the rounds")
 
 
@@ -87,7 +94,7 @@ def distributions(found: Sequence[Series], before: Sequence[Series], title: str)
     colours = {one.key: _look(number) for number, one in enumerate(found)}
     says = []
     with rc_context(_STYLE):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
         axes = figure.add_subplot()
         for one, label, is_before in [(one, one.peer, False) for one in found] + [
             (one, f"{one.peer}, the run before", True) for one in before
@@ -108,8 +115,14 @@ def distributions(found: Sequence[Series], before: Sequence[Series], title: str)
         axes.set_xlabel("microseconds of one call, logarithmic")
         axes.set_ylabel("share of calls that took no longer")
         axes.grid(visible=True, alpha=0.25, color=_INK)
-        axes.legend(frameon=False, loc="lower right", fontsize=8)
+        if len(says) > 1:
+            axes.legend(frameon=False, loc="lower right", fontsize=8)
         return _svg(figure, f"{title}: distribution of the time of one call, in microseconds. {'; '.join(says)}")
+
+
+def _minor(value: float, _: object) -> str:
+    """Some of the ticks between powers of ten, where there are few of these."""
+    return f"{value:,g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _plain(value: float) -> str:

@@ -26,23 +26,52 @@ _WHICH = (
 _OF_ROUNDS = "Messages per second: the bar ends at the median of the rounds, the line goes from the slowest to the fastest round."
 _BY_PERCENTILE = "Time of one call by percentile: the median of the rounds, the band from the lowest to the highest."
 _DISTRIBUTION = (
-    "Distribution of the time of one call, all rounds together, on a logarithmic axis. Dashed: the run before. The table has "
-    "the same in figures."
+    "Distribution of the time of one call, all rounds together, on a logarithmic axis.{} The table has the "
+    "same in figures."
 )
 _CSS = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #57606a; --line: #d0d7de; --bad: #b3261e }
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --faint: #57606a; --line: #d0d7de; --bad: #b3261e;
+  --warn: #9a6700; --warn-ground: #fff8e1 }
 @media (prefers-color-scheme: dark) {
-  :root { --ground: #14171b; --ink: #e6e8eb; --faint: #a3abb5; --line: #3a4048; --bad: #ff9a90 }
+  :root { --ground: #14171b; --ink: #e6e8eb; --faint: #a3abb5; --line: #3a4048; --bad: #ff9a90;
+    --warn: #e3b341; --warn-ground: #2b2412 }
 }
-body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem }
-h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem } p, figcaption { color: var(--faint) }
-figure { margin: 1rem 0 } svg { height: auto; max-width: 100%; width: 40rem }
-.scroll { margin: 1rem 0; overflow-x: auto } table { border-collapse: collapse }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top }
-td.n { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap }
+* { box-sizing: border-box }
+body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 0 }
+main { margin: 0 auto; max-width: 76rem; padding: 1.5rem }
+h1, h2 { line-height: 1.2; margin: 0 0 .75rem } h1 { font-size: 1.8rem } h2 { font-size: 1.25rem }
+section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.5rem }
+p, figcaption { color: var(--faint); margin: .25rem 0; max-width: 46rem } figcaption { font-size: .9rem }
+.charts { display: grid; gap: 1rem 2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)) }
+figure { margin: 1rem 0; min-width: 0 } svg { display: block; height: auto; max-width: 34rem; width: 100% }
+.one { margin: .75rem 0 }
+.one b { color: var(--ink); font-size: 1.5rem; font-variant-numeric: tabular-nums }
+.warn { background: var(--warn-ground); border-left: 4px solid var(--warn); border-radius: 4px;
+  color: var(--ink); margin: 1rem 0; padding: .6rem 1rem }
+dl { display: grid; gap: .25rem 1.5rem; grid-template-columns: max-content minmax(0, 1fr); margin: 1rem 0 }
+dt { color: var(--faint) } dd { margin: 0; overflow-wrap: anywhere }
+.scroll { margin: 1rem 0; overflow-x: auto } table { border-collapse: collapse; min-width: min(100%, 34rem) }
+caption { color: var(--faint); font-size: .9rem; padding-bottom: .3rem; text-align: left }
+th { color: var(--faint); font-size: .9rem; font-weight: 500; vertical-align: bottom }
+th, td { border-bottom: 1px solid var(--line); padding: .4rem 1.5rem .4rem 0; text-align: left; vertical-align: top }
+th:last-child, td:last-child { padding-right: 0 }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap } .n { text-align: right }
+@media (max-width: 40rem) {
+  main { padding: 1rem } dl { grid-template-columns: 7rem minmax(0, 1fr) }
+  table, tbody { display: block } thead { display: none } caption { display: block }
+  tr { border-bottom: 1px solid var(--line); display: grid; gap: .2rem 1rem; grid-template-columns: 1fr 1fr; padding: .6rem 0 }
+  td, td.n { border: 0; min-width: 0; overflow-wrap: anywhere; padding: 0; text-align: left; white-space: normal }
+  td:first-child { font-weight: 600; grid-column: 1 / -1 }
+  td:not(:first-child)::before { color: var(--faint); content: attr(data-label);
+    display: block; font-size: .8rem; font-weight: 400 }
+}
 .slower { color: var(--bad); font-weight: 700 }
 """
+
+
+SHORT_S = 0.5
+"""A round that took less says little."""
+_KIND = {True: ' class="n"', False: ""}
 
 
 def page(
@@ -57,16 +86,38 @@ def page(
         "<h1>ignis bench</h1>",
         _WHICH,
         f"<p>The run is {escape(name)}.</p>",
-        _table("The machine", ("what", "is"), [(label, rows[0][key]) for key, label in _FACTS.items()]),
-        *_since(rows, found, earlier, before, before_name),
+        *_short(found),
+        _facts([(label, rows[0][key]) for key, label in _FACTS.items()]),
+        "<section>", *_since(rows, found, earlier, before, before_name), "</section>",
     ]  # fmt: skip
     settings = list(dict.fromkeys(one.setting for one in found))
     for setting in settings:
         shown = [one for one in found if one.setting == setting]
         keys = {one.key for one in shown if one.counts}
-        parts += _measurement(shown, [one for one in earlier if one.counts and one.key in keys])
-    parts += [*_missing(found), "</main></body></html>"]
+        before_it = [one for one in earlier if one.counts and one.key in keys]
+        parts += ["<section>", *_measurement(shown, before_it), "</section>"]
+    parts += ["<section>", *_missing(found), "</section></main></body></html>"]
     return "\n".join(parts) + "\n"
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts) + "</dl>"
+
+
+def _short(found: Sequence[Series]) -> Iterable[str]:
+    """A warning where little was measured: such figures differ from run to run by more than most changes do."""
+    few = max((one.rounds for one in found), default=0)
+    brief = [one.measurement for one in found if one.is_ignis and one.shortest_s < SHORT_S]
+    said = (
+        [f"Each figure is of {'one round' if few <= 1 else '2 rounds'}: take three or more, --runs 3."]
+        if few < 3
+        else []
+    )
+    if brief:
+        names = ", ".join(dict.fromkeys(brief))
+        said += [f"A round took less than {SHORT_S:g} s of: {names}. More --messages make most of these longer."]
+    if said:
+        yield f'<p class="warn" role="note"><strong>This run is short.</strong> {escape(" ".join(said))}</p>'
 
 
 def _since(
@@ -107,7 +158,12 @@ def _measurement(found: Sequence[Series], before: Sequence[Series]) -> Iterable[
         f"<p>Messages: {escape(note)}.</p>" for note in dict.fromkeys(note for one in found for note in one.notes)
     )
     ours = max((one.median for one in found if one.is_ignis and one.rates), default=math.nan)
-    if any(one.rates for one in found):
+    rated = [one for one in found if one.rates]
+    if len(rated) == 1:  # a bar alone says nothing
+        of = f", {_spread(rated[0])} in {rated[0].rounds} rounds" if rated[0].rounds > 1 else ""
+        yield f'<p class="one"><b>{_number(rated[0].median)}</b> messages per second{of}</p>'
+    yield '<div class="charts">'
+    if len(rated) > 1:
         yield f"<figure>{charts.rates(found, title)}<figcaption>{_OF_ROUNDS}</figcaption></figure>"
     timed = [one for one in found if one.latencies_us]
     if timed:
@@ -115,7 +171,10 @@ def _measurement(found: Sequence[Series], before: Sequence[Series]) -> Iterable[
     spread = [one for one in found if one.counts]
     if spread:
         chart = charts.distributions(spread, before, title)
-        yield f"<figure>{chart}<figcaption>{_DISTRIBUTION}</figcaption></figure>"
+        dashed = " Dashed: the run before." if before else ""
+        yield f"<figure>{chart}<figcaption>{_DISTRIBUTION.format(dashed)}</figcaption></figure>"
+    yield "</div>"
+    if spread:
         yield _distribution(spread, before, title)
     unknown = [one.peer for one in timed if not one.counts]
     if unknown:
@@ -128,10 +187,17 @@ def _measurement(found: Sequence[Series], before: Sequence[Series]) -> Iterable[
         )
         for one in found
     ]  # fmt: skip
+    heads = ("peer", "per s", "slowest to fastest per s", "figures are", "ignis / peer", "p50 µs", "p99 µs", "problem")
+    left_out = {
+        "slowest to fastest per s": all(one.rounds <= 1 for one in found),
+        "ignis / peer": all(one.is_ignis for one in found),
+        "p50 µs": not timed,
+        "p99 µs": not timed,
+        "problem": not any(one.problem for one in found),
+    }
+    kept = [place for place, head in enumerate(heads) if not left_out.get(head)]
     yield _table(
-        f"Figures of: {title}",
-        ("peer", "per s", "slowest to fastest per s", "figures are", "ignis / peer", "p50 µs", "p99 µs", "problem"),
-        cells,
+        f"Figures of: {title}", [heads[place] for place in kept], [[row[place] for place in kept] for row in cells]
     )
 
 
@@ -178,8 +244,12 @@ def _missing(found: Sequence[Series]) -> Iterable[str]:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    rows = list(rows)
+    numeric = [any(map(_numeric, column)) for column in zip(*rows, strict=True)] if rows else [False] * len(heads)
+    head = "".join(
+        f'<th scope="col"{_KIND[right]}>{escape(one)}</th>' for one, right in zip(heads, numeric, strict=True)
+    )
+    body = "".join("<tr>" + "".join(map(_cell, row, heads, numeric)) + "</tr>" for row in rows)
     label = escape(caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{label}</caption>'
@@ -187,11 +257,14 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
     )
 
 
-def _cell(text: str) -> str:
-    if text == "slower":
-        return '<td class="slower">slower</td>'
-    numeric = text[:1].isdigit() and re.sub(r"[,.]|%$| to ", "", text).isdigit()
-    return f'<td class="n">{text}</td>' if numeric else f"<td>{escape(text)}</td>"
+def _numeric(text: str) -> bool:
+    return text[:1].isdigit() and re.sub(r"[,.]|%$| to ", "", text).isdigit()
+
+
+def _cell(text: str, head: str, right: bool) -> str:
+    """``right``: whether its column has numbers, which stand below each other; ``head``: what it is called on a phone."""
+    kind = ' class="slower"' if text == "slower" else _KIND[right]
+    return f'<td{kind} data-label="{escape(head)}">{escape(text)}</td>'
 
 
 def _number(value: float, digits: int = 0) -> str:

@@ -61,6 +61,8 @@ class Series(NamedTuple):
     notes: tuple[str, ...] = ()
     counts: Mapping[int, int] = {}
     """The times of the calls of all rounds, see `distribution`; empty where only percentiles are known."""
+    shortest_s: float = math.inf
+    """How long the shortest round took; infinity where that is not known."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -160,8 +162,11 @@ def series(rows: Sequence[Row]) -> list[Series]:
         counts: Counter[int] = Counter()
         for row in group:
             counts += distribution.counted(row["latency_counts_us"])
+        shortest_s = min((float(row["duration_s"]) for row in group if row["duration_s"]), default=math.inf)
         made.append(
-            Series(measurement, durability, size_bytes, workers, peer, rates, latencies, problem, notes, counts)
+            Series(
+                measurement, durability, size_bytes, workers, peer, rates, latencies, problem, notes, counts, shortest_s
+            )
         )
     return made
 

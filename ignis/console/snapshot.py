@@ -50,7 +50,7 @@ class Overview(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Why the last look is an old one. ``since_s``: when it was made, in seconds since 1970; ``message``: what went wrong since."""
+    """Why the last look is an old one. ``since_s``: when it was made, in seconds since 1970; ``message``: what failed since."""
 
     since_s: float
     message: str

@@ -59,6 +59,12 @@ def test_axe_finds_nothing_and_it_fits_a_phone(scheme: str, tmp_path: Path) -> N
             assert shown.locator("svg").count() == 6
             assert shown.locator("td.slower").count() == 4
             assert shown.evaluate("document.documentElement.scrollWidth") <= 360
+            clipped = (
+                "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
+            )
+            assert shown.evaluate(clipped) == 0, "no table goes beyond the screen"
+            first = shown.locator("td:not(:first-child)").first
+            assert first.evaluate("one => getComputedStyle(one, '::before').content") == '"before, per s"'
             ink = shown.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
             assert ink == shown.evaluate("getComputedStyle(document.body).color"), (
                 "the charts' text has the page's colour"

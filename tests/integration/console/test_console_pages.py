@@ -471,7 +471,7 @@ def test_a_broker_that_was_stopped_is_told_until_it_answers_again(tmp_path: Path
         for page in pages:
             page.bring_to_front()
             expect(page.locator("#stale")).to_have_text(
-                re.compile(f"^No answer since {TIME}: .*refused", re.I), timeout=3 * BOUND_MS
+                re.compile(f"^No answer since {TIME}: .*refused", re.IGNORECASE), timeout=3 * BOUND_MS
             )
             expect(page.locator("main.old")).to_have_count(1)
             expect(page.locator(".tiles dd").first).to_have_text("1")
