@@ -453,7 +453,10 @@ def test_a_console_that_was_killed_is_told_until_it_answers_again(live: Live, co
     expect(page.locator("main.old")).to_have_count(0)
 
 
-def test_a_broker_that_was_stopped_is_told_until_it_answers_again(tmp_path: Path, context: BrowserContext) -> None:
+def test_a_broker_that_was_stopped_is_told_until_it_answers_again(
+    tmp_path: Path, context: BrowserContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IGNIS_CLIENT_CONNECT_TIMEOUT_S", "1")
     store = f"embedded://{tmp_path}/store"
     broker = RunningBroker(store)
     console = None
