@@ -469,6 +469,7 @@ def test_a_broker_that_was_stopped_is_told_until_it_answers_again(
             page.goto(console.url + path)
             expect(page.locator(".tiles dd").first).to_have_text("1")
             expect(page.locator("#stale")).to_be_hidden()
+        expect(pages[1].get_by_text("no message has failed")).to_be_visible()  # the last thing that the page asks for
         port = broker.port
         broker.stop()
         for page in pages:
