@@ -237,14 +237,24 @@ static int find_first(ign_store *store, ign_generation **g)
     return find_generation(store, g);
 }
 
+static bool is_short_of_room(ign_store *store)
+{
+    ign_generation *g;
+    if (ign_store_enter(store, &g) != IGN_OK)
+        return false;
+    bool yes = atomic_load_explicit(&g->ctl.head->short_of_room, memory_order_seq_cst) != 0;
+    ign_store_leave(store, g);
+    return yes;
+}
+
 /* Each opening takes some room. On a disk that has none, whoever comes gives back what he can before anything else: he may not live long enough
- * for maintenance. */
-static void make_room(ign_store *store, const ign_generation *g)
+ * for maintenance. A round may go on in a newer generation, and leaves the one that was found. */
+static void make_room(ign_store *store)
 {
 #ifdef IGN_MUTANT_NO_ROOM_MADE
     return;
 #endif
-    for (int round = 0; round < ROOM_ROUNDS && atomic_load_explicit(&g->ctl.head->short_of_room, memory_order_seq_cst) != 0; round++)
+    for (int round = 0; round < ROOM_ROUNDS && is_short_of_room(store); round++)
         if (ign_store_maintain(store) != IGN_OK)
             break;
 }
@@ -286,7 +296,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         ign_store_close(s);
         return rc;
     }
-    make_room(s, g);
+    make_room(s);
     *store = s;
     return IGN_OK;
 }

@@ -17,6 +17,7 @@ int main(void)
 
 #include "../ignis_store_later.h"
 
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -1024,6 +1025,7 @@ static void seeds_that_failed(void)
     static const uint64_t seeds[] = {
         601230047, /* who was stopped in a recovery took files that others had removed meanwhile for lost ones */
         1000534623, /* who was stopped in maintenance called it an error that others had removed what was kept for checkpoints */
+        713062431, 713450511, /* who opened a full store looked into a generation that its maintenance had left */
     };
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
         history(seeds[i]);
@@ -1035,6 +1037,7 @@ int main(int argc, char **argv)
     printf("%-14s coroutines: not under ThreadSanitizer\n", "store_sim");
     return 0;
 #endif
+    mallopt(M_PERTURB, 0xa5); /* what was freed looks no more as it did */
     enum { PORTION = 2000 }; /* killed processes leave their memory behind: a few thousand histories a child */
     if (argc == 3 && strcmp(argv[1], "one") == 0) {
         history(strtoull(argv[2], NULL, 10));
