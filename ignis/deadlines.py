@@ -46,17 +46,16 @@ class Deadline(NamedTuple):
         return ttl_s if self.ttl_s is None else self.ttl_s if ttl_s is None else min(ttl_s, self.ttl_s)
 
 
-def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str, ago_s: float = 0.0) -> Deadline | None:
-    """None where neither is given. A time that is over is no error: the message expires at once. ``expires_in`` counts from
-    ``ago_s`` seconds ago on.
+def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str) -> Deadline | None:
+    """None where neither is given. A time that is over is no error: the message expires at once.
 
     Raises ConfigError: both are given, a time has no time zone, it is not above 0 or over 100 years from now.
     """
     if expires_in is None and expires_at is None:
         return None
-    now_s = store.wall_s() - ago_s
+    now_s = store.wall_s()
     left_s = _left_s(now_s, expires_in, expires_at)
-    return Deadline(_at_ms(now_s + left_s), max(left_s - ago_s, LEAST_TTL_S) if on_expiry == DROP else None)
+    return Deadline(_at_ms(now_s + left_s), max(left_s, LEAST_TTL_S) if on_expiry == DROP else None)
 
 
 def deadline_ms(wall_s: float, expires_in: Any, expires_at: Any) -> int | None:

@@ -36,19 +36,17 @@ class Clocked(Protocol):
     def wall_s(self) -> float: ...
 
 
-def due_time_ms(store: Clocked, delay: Any, at: Any, ago_s: float = 0.0) -> int:
-    """When a message is due, by the store's clock: ``delay`` from ``ago_s`` seconds ago on, or at that time.
+def due_time_ms(store: Clocked, delay: Any, at: Any) -> int:
+    """When a message is due, by the store's clock: ``delay`` from now on, or at that time.
 
     Raises ConfigError: both or none are given, a time has no time zone, a delay is below 0 or over 100 years.
     """
-    if (
-        at is None and not ago_s and delay.__class__ is float and 0.0 < delay <= MAX_DELAY_S
-    ):  # as below, for who sends many
+    if at is None and delay.__class__ is float and 0.0 < delay <= MAX_DELAY_S:  # as below, for who sends many
         return max(0, math.ceil((store.now_s() + delay) * 1000 - 1e-3))
     if (delay is None) == (at is None):
         raise ConfigError("give delay or at, not both")
     delay_s = check_delay_s(delay) if at is None else until_s(at, store.wall_s())
-    due_ms = (store.now_s() + (delay_s - ago_s if at is None else delay_s)) * 1000
+    due_ms = (store.now_s() + delay_s) * 1000
     # Rounded up, for nobody gets it before; a thousandth of a millisecond is what adding them up may be wrong by.
     return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
 
@@ -160,8 +158,7 @@ class Later:
 
     def _ahead_s(self) -> float:
         """How far the store's clock is ahead of the wall clock, which users read."""
-        wall_s = self._store.wall_s()  # first, for the other may have to be asked for
-        return self._store.now_s() - wall_s
+        return self._store.now_s() - self._store.wall_s()
 
 
 def _places(some: Sequence[Delayed]) -> dict[int, Sequence[int]]:

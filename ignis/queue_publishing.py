@@ -18,7 +18,6 @@ from ignis.later import Later, due_time_ms
 from ignis.magazine import MessageIds, Published
 from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_parts import QueueParts
-from ignis.storage.base import Store
 from ignis.storage.os_errors import without_means
 from ignis.tracing.publishing import traced_publish, traced_publish_many, traced_send
 
@@ -77,7 +76,7 @@ class PublishingQueue(QueueParts[M]):
         if expires_in is None and expires_at is None:
             published = (self._main or self.main).load(message, key=key, headers=headers)
         else:
-            deadline = self._deadline(expires_in, expires_at, began_s)
+            deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
         self._times.publish.add_since(began_s, 1)
         if self._app.hooks.after_publish:
@@ -108,7 +107,6 @@ class PublishingQueue(QueueParts[M]):
         Raises what `publish` raises. InvalidMessageError also for text, bytes or a mapping: they would be published piece by
         piece.
         """
-        called_s = monotonic()
         given: Any = messages  # of any type, whatever the annotation says
         if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
             raise InvalidMessageError(
@@ -127,30 +125,19 @@ class PublishingQueue(QueueParts[M]):
                 raise InvalidMessageError(f"messages are {shown(messages)}, not a sequence: {exc}") from None
             keys = [key(message) for message in messages]
         main = self.main
-        # First the deadline, which nobody has to be asked for.
-        deadline = None
-        if expires_in is not None or expires_at is not None:
-            deadline = self._deadline(expires_in, expires_at, called_s)
-        due_ms = None
-        if delay is not None or at is not None:
-            store = self._app.store()
-            due_ms = due_time_ms(store, delay, at, _ago_s(store, called_s))
+        # First the deadline, for which nobody has to be asked: a broker may answer late.
+        deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
+        due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
         began_s = monotonic()
         ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline)
         self._times.publish.add_since(began_s)
         self._stored(len(ids))
         return ids
 
-    def _deadline(
-        self, expires_in: Delay | None, expires_at: datetime | None, called_s: float | None = None
-    ) -> Deadline | None:
-        """``called_s``: when the user called, which may be long ago where the queue has to be opened; None = now."""
+    def _deadline(self, expires_in: Delay | None, expires_at: datetime | None) -> Deadline | None:
         if self._main is None:
-            called_s = monotonic() if called_s is None else called_s
             self.open()  # what it does with what has expired may be stored with it
-        store = self._app.store()
-        ago_s = 0.0 if called_s is None else _ago_s(store, called_s)
-        return deadline_of(store, expires_in, expires_at, self.settings.on_expiry, ago_s)
+        return deadline_of(self._app.store(), expires_in, expires_at, self.settings.on_expiry)
 
     @property
     def published(self) -> int:
@@ -268,8 +255,3 @@ class PublishingQueue(QueueParts[M]):
         self.publish_many = traced_publish_many(  # type: ignore[method-assign]
             tracing, self.name, limit_bytes, self.publish_many
         )
-
-
-def _ago_s(store: Store, called_s: float) -> float:
-    """How long ago a call was made. By a clock that is set by hand no time has passed meanwhile."""
-    return monotonic() - called_s if store.lock_clock is None else 0.0

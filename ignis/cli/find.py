@@ -106,7 +106,7 @@ def find(
         depths = (
             [queue_depths(store, queue_record(store, name)) for name in names] if everything and not state.json else []
         )
-        ahead_s = -store.wall_s() + store.now_s()
+        ahead_s = store.now_s() - store.wall_s()
     documents = [_document(one, ahead_s) for one in found]
     if state.json:
         for one in documents:

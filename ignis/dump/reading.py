@@ -103,7 +103,7 @@ class Loader:
         self._from_line = from_line
         self._progress = progress
         self._targets: dict[str, _Target] = {}
-        self._ahead_ms = round((-store.wall_s() + store.now_s()) * 1000)
+        self._ahead_ms = round((store.now_s() - store.wall_s()) * 1000)
         self._group: _Group | None = None
         self._records: list[tuple[int, bytes, int]] = []
         self._bytes = 0

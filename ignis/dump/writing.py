@@ -80,7 +80,7 @@ def _delayed(store: Store, queue: str, place: Place, done: Dumped) -> Iterator[M
     if not magazines.keeps_later or not shard_states(store, queue):
         return
     # Once: two looks at the clocks differ, and messages that are due together would be no more.
-    ahead_ms = round((-store.wall_s() + store.now_s()) * 1000)
+    ahead_ms = round((store.now_s() - store.wall_s()) * 1000)
     after: tuple[int, int, int] | None = None
     while True:
         page, stopped = magazines.list_later_within(queue, after=after, limit=_MOST, max_bytes=_PAGE_BYTES)

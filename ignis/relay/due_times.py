@@ -47,7 +47,7 @@ def due_batches(
 ) -> tuple[list[tuple[int, PackedBatch]], list[list[int]]]:
     """Batches of a channel as they are stored, and a due time by the store's clock for each record. Raises
     UnreadableMessageError, and what the store's clock raises."""
-    ahead_ms = math.ceil((-time.time() + store.now_s()) * 1000)  # the wall clock first
+    ahead_ms = math.ceil((store.now_s() - time.time()) * 1000)
     packed: list[tuple[int, PackedBatch]] = []
     dues_ms: list[list[int]] = []
     for shard, batch in batches:

@@ -210,8 +210,7 @@ def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> li
     if not rows.num_rows:
         return []
     store, body = place.open(), rows.column("body")
-    wall_s = time.time()  # before the other, for which a broker is asked
-    dues_ms = by_store_clock(rows.column("due"), store.now_s(), wall_s)
+    dues_ms = by_store_clock(rows.column("due"), store.now_s(), time.time())
     once = ids is not None
     if ids is None:
         ids = _drawn(body)

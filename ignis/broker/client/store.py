@@ -6,7 +6,6 @@ import dataclasses
 import os
 import secrets
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
@@ -92,7 +91,6 @@ class BrokerStore(Store):
         self.queues = BrokerQueues(self.calls)
         self.locks = BrokerLocks(self.calls)
         self.arrays = BrokerArrays(self.calls)
-        self._ahead_s: float | None = None
         broker = self.client.connect(settings.connect_timeout_s).machine.broker
         if broker is not None and broker.owner:
             self.calls.owner = broker.owner  # the same at every broker: it is made of who this client is
@@ -106,19 +104,9 @@ class BrokerStore(Store):
     asks_clock = True
 
     def now_s(self) -> float:
-        """By the clock of the store behind the broker, which is asked: at the moment of this call. A store that keeps no delayed
-        messages is not: there it is this machine's wall clock.
-
-        The answer is of some moment until it came. What earlier answers told narrows that down, so that a broker that answers
-        late makes no delay longer; the first answer counts for the moment of the call. So it is never less than it was."""
-        if not self.magazines.keeps_later:
-            return super().now_s()
-        called_s = time.monotonic()
-        told_s = self.calls.ask(later_requests.clock()) / 1e6
-        least_s, most_s = told_s - time.monotonic(), told_s - called_s
-        known_s = self._ahead_s
-        self._ahead_s = ahead_s = most_s if known_s is None else min(max(known_s, least_s), most_s)
-        return called_s + ahead_s
+        """By the clock of the store behind the broker, which is asked: at some moment between this call and its return. A store
+        that keeps no delayed messages is not: there it is this machine's wall clock."""
+        return self.calls.ask(later_requests.clock()) / 1e6 if self.magazines.keeps_later else super().now_s()
 
     @property
     def owner(self) -> str:
