@@ -372,6 +372,8 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             }
             in_hand = rc == IGN_E_NO_ROOM && g->in_hand;
             ign_store_unlock(store, g);
+            if (rc == IGN_OK && !at_once)
+                ign_store_send(store, g);
             if (built != IGN_OK && ign_store_sealed(g))
                 rc = IGN_E_STALE; /* looked at a state that holds no more */
             else if (built != IGN_OK) {

@@ -94,6 +94,27 @@ static int flush_once(ign_store *store, ign_generation *g)
     return rc;
 }
 
+void ign_store_send(ign_store *store, ign_generation *g)
+{
+    enum { MUCH = 1 << 20 };
+    ign_store_io *io = store->io;
+    ign_ctl_head *head = g->ctl.head;
+    uint64_t end = atomic_load_explicit(&head->end, memory_order_relaxed), durable = ign_ctl_durable(head);
+    uint64_t base = atomic_load_explicit(&head->log_base, memory_order_seq_cst);
+    uint64_t sent = atomic_load_explicit(&g->sent, memory_order_relaxed), from = sent > durable ? sent : durable;
+    from = from > base ? from : base;
+    if (io->send == NULL || base == UINT64_MAX || end < from + MUCH)
+        return;
+    uint64_t number = atomic_load_explicit(&head->log_number, memory_order_seq_cst);
+    ign_log_file *file;
+    if (atomic_load_explicit(&head->log_base, memory_order_seq_cst) != base ||
+        !atomic_compare_exchange_strong_explicit(&g->sent, &sent, end, memory_order_relaxed, memory_order_relaxed) ||
+        ign_store_use_file(store, head->generation, number, head, &file) != 0)
+        return;
+    io->send(io, file->file, ign_segment_offset(&file->info, from), end - from);
+    ign_store_drop_file(store, file);
+}
+
 int ign_store_flush_to(ign_store *store, ign_generation *g, uint64_t position)
 {
     ign_ctl_head *head = g->ctl.head;

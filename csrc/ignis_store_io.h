@@ -34,7 +34,8 @@ struct ign_store_io {
     int (*read)(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at);
     int (*write)(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at);
     int (*probe)(ign_store_io *io, const char *name);                /* the first bytes of a file, from the disk itself; NULL: cannot */
-    void (*push)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* what was written there is sent to the disk; NULL: nothing */
+    int (*push)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* what was written there, to the disk. It may be told what a flush is then not; NULL: nothing */
+    void (*send)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* ... on its way there: it waits for nothing and is told nothing; NULL: nothing */
     int (*flush)(ign_store_io *io, int file);                        /* fdatasync */
     int (*allocate)(ign_store_io *io, int file, uint64_t bytes);     /* the file has that size, and room on the disk */
     int (*punch)(ign_store_io *io, int file, uint64_t from);         /* the room behind is free again, the size stays; NULL: cannot */

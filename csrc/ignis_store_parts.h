@@ -36,6 +36,7 @@ struct ign_generation {
     uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
     uint64_t stage_bytes;
     _Atomic uint64_t control_bytes; /* the control file has at least that many: it never shrinks by us */
+    _Atomic uint64_t sent; /* up to there this process has sent the log on its way to the disk */
     _Atomic bool lost;     /* its control file failed under us: nothing of it is looked at any more */
     bool at_once;          /* whoever holds the lock waits for nothing */
     bool patient;          /* ... asks again when maintenance has the room in hand */
@@ -211,6 +212,8 @@ uint32_t ign_store_tell(ign_store *store, _Atomic uint32_t *waiting, uint32_t wh
 /* ignis_store_flush.c: the log is on the disk up to `position`. IGN_OK; IGN_E_STALE: sealed; IGN_E_FAILED: sealed by us, the
  * disk refused. */
 int ign_store_flush_to(ign_store *store, ign_generation *generation, uint64_t position);
+/* When much is not flushed and not under way yet: it is sent to the disk, so that who flushes waits for less. Promises nothing. Without the lock. */
+void ign_store_send(ign_store *store, ign_generation *generation);
 
 /* ignis_store_files.c: segments' files held open. `head`: of the generation that writes to it, NULL when it is only read.
  * 0, an errno, or a code. */

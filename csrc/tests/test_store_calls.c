@@ -1203,7 +1203,52 @@ static void refused_by_what(void)
     store_dir_close(io);
 }
 
+/* -- sent to the disk ahead of the flush ------------------------------------------------------------------------------- */
+
+static struct {
+    uint64_t bytes, least;
+} sent;
+
+static void counting_send(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
+{
+    (void)io, (void)file, (void)at;
+    sent.bytes += bytes;
+    sent.least = sent.least == 0 || bytes < sent.least ? bytes : sent.least;
+}
+
+/* What is not flushed is sent a MiB at a time, each byte once; and nothing that is flushed already. */
+static void sent_ahead(void)
+{
+    enum { MIB = 1 << 20, SIZE = 64 << 10, LOADS = 100 };
+    ign_store_io *io = store_dir_open();
+    io->send = counting_send;
+    static const ign_store_options large = {.segment_bytes = 16 * MIB, .control_reserve = 1 << 27, .checkpoint_bytes = 64 * MIB};
+    ign_store *store = open_with(io, &large);
+    uint32_t m = declare(store, "m", 1);
+    static uint8_t batch[SIZE + 256];
+    ign_store_mark mark = {0};
+    for (uint64_t i = 0; i < LOADS; i++) {
+        ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 1, i + 1, SIZE)};
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+        if (i == LOADS / 2)
+            CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    }
+    CHECK(sent.least >= MIB);
+    CHECK(sent.bytes >= 2 * MIB && sent.bytes <= (LOADS + 1) * (SIZE + 512));
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    uint64_t had = sent.bytes;
+    for (uint64_t i = 0; i < LOADS; i++) {
+        ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 1, i + 1, SIZE)};
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+        CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    }
+    CHECK_EQ(sent.bytes, had);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 MAIN("store_calls", {
+    RUN(sent_ahead);
     RUN(never_waits);
     RUN(the_bell);
     RUN(the_warning);

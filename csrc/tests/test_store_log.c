@@ -6,6 +6,7 @@
 #include "../ignis_record.h"
 #include "../ignis_store_log.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 
 enum { SIZE = 4096 };
@@ -226,12 +227,19 @@ static void leads_to(void)
 static unsigned pieces;
 static uint64_t pushed;
 
-static void counting_push(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
+static int counting_push(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
 {
     (void)io, (void)file;
     CHECK_EQ(at, 7 + pushed);
     pushed += bytes;
     pieces++;
+    return 0;
+}
+
+static int failing_push(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
+{
+    (void)io, (void)file, (void)bytes;
+    return at == 7 ? 0 : EIO;
 }
 
 /* What is long goes out in pieces, whole, and where it belongs. */
@@ -250,6 +258,9 @@ static void in_pieces(void)
     CHECK_EQ(pieces, 5);
     CHECK_EQ(io->read(io, file, back, LONG, 7), 0);
     CHECK(memcmp(from, back, LONG) == 0);
+    /* What the disk refused is told here: the flush behind it is not told any more. */
+    io->push = failing_push;
+    CHECK_EQ(ign_store_write_out(io, file, from, LONG, 7), EIO);
     io->close(io, file);
     free(from);
     free(back);
