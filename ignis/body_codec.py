@@ -19,7 +19,7 @@ import msgspec
 from ignis.body_plan import plan_of
 from ignis.config import shown
 from ignis.errors import ConfigError, InvalidMessageError, UnreadableMessageError
-from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW
+from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, only_bytes
 from ignis.native.plan import Plan
 from ignis.pydantic_models import pydantic_coders
 
@@ -30,7 +30,6 @@ M = TypeVar("M")
 _json_encode = msgspec.json.Encoder().encode
 _kinds_encoder = msgspec.msgpack.Encoder()
 _MAX_DEPTH = 1_000
-_ONLY_BYTES = frozenset({bytes})
 _ANYTHING = (Any, dict, list, tuple, set, frozenset, object)
 """Types of which every message that can be encoded can be read again."""
 _SCALARS = (
@@ -117,7 +116,7 @@ class BodyCodec(Generic[M]):
 
     def encode_all(self, messages: Sequence[object]) -> Sequence[bytes]:
         """`encode_checked` of each."""
-        if self.takes_any and set(map(type, messages)) == _ONLY_BYTES:  # encoded already
+        if self.takes_any and only_bytes(messages):  # encoded already
             return cast("Sequence[bytes]", messages)
         encode = self.encode_checked
         return [encode(message) for message in messages]

@@ -9,7 +9,7 @@ stay usable in both processes, each of which has its copy.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
@@ -141,6 +141,22 @@ cdef inline const uint8_t *data_at(PyObject *items, Py_ssize_t i, size_t *size) 
         return NULL
     size[0] = <size_t>PyBytes_GET_SIZE(item)
     return <const uint8_t *>PyBytes_AS_STRING(item)
+
+
+def only_bytes(items):
+    """Whether a list or tuple has nothing but bytes objects, none of a subclass. False for what is no list or tuple."""
+    cdef Py_ssize_t i
+    if type(items) is tuple:
+        for i in range(PyTuple_GET_SIZE(<PyObject *>items)):
+            if not PyBytes_CheckExact(<object>PyTuple_GET_ITEM(<PyObject *>items, i)):
+                return False
+        return True
+    if type(items) is not list:
+        return False
+    for i in range(PyList_GET_SIZE(items)):
+        if not PyBytes_CheckExact(<object>PyList_GET_ITEM(items, i)):
+            return False
+    return True
 
 
 include "_record_columns.pxi"
