@@ -173,6 +173,9 @@ class Log:
 
 def salvage(data: bytes, salt: int, position: int) -> tuple[int, bytes, int, int, int] | None: ...
 def declare_later(log: Log, main: int, name: str, shards: int, *, durable: bool = True) -> int | None: ...
+def load_body(
+    log: Log, number: int, shard: int, body: bytes, flags: int, *, expires_at_ms: int, durable: bool
+) -> tuple[str, int, int] | None: ...
 def load_later(
     log: Log,
     number: int,

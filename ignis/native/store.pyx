@@ -16,7 +16,10 @@ from libc.string cimport memcpy, memset
 
 from ignis.native.gate cimport CallGate
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, PackedBatch, ign_segment
-from ignis.native.record cimport ign_segment_get, ign_segment_open
+from ignis.native.record cimport (
+    encode_into, ign_crc32c, ign_segment_begin, ign_segment_finish, ign_segment_get, ign_segment_open, ign_segment_put_index,
+    ign_segment_size, next_id, now_us, record_bytes, text_of_id,
+)
 from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
@@ -1212,3 +1215,4 @@ include "_store_reading.pxi"
 include "_store_frames.pxi"
 include "_store_firing.pxi"
 include "_store_later.pxi"
+include "_store_lone.pxi"

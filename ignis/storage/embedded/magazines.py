@@ -8,7 +8,7 @@ from contextlib import suppress
 from ignis.errors import QueueNotFoundError, StoreFullError
 from ignis.native import PackedBatch, Watch
 from ignis.native.lone import LoneAck, LoneRequest
-from ignis.native.store import NoShardError, Recall
+from ignis.native.store import NoShardError, Recall, load_body
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_declaration, check_dues, check_limit, check_magazine, check_owner
@@ -46,6 +46,7 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
     quick = True
     calls_back = True
     tells_repeats = True
+    takes_bodies = True
 
     def __init__(self, store: StoreContext) -> None:
         self._store = store
@@ -116,6 +117,28 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
             assert firsts is not None
         self.calls["loads"] += 1
         return firsts
+
+    @guarded
+    def load_body(
+        self, magazine: str, shard: int, body: bytes, flags: int, ttl_s: float | None
+    ) -> tuple[str, int, int] | None:
+        known = self._catalogue.remembered(magazine)
+        if known is None:
+            return None
+        if known.durability == "interval":
+            self._directory.changing("interval")
+        expires_at_ms = 0 if ttl_s is None else self._directory.clock.expiry_ms(ttl_s)
+        try:
+            loaded = load_body(
+                known.log, known.number, shard, body, flags, expires_at_ms=expires_at_ms, durable=known.durability == "sync"
+            )
+        except (QueueNotFoundError, NoShardError):
+            return None  # made anew, or with other shards
+        except StoreFullError as exc:
+            self._directory.refused_loads.count(exc)
+            raise
+        self.calls["loads"] += loaded is not None
+        return loaded
 
     @guarded
     def load_once(
