@@ -24,7 +24,7 @@ ACTIVE = 1_000
 IDLE = 10_000
 PROCESSES = 2
 _PERIOD_S = 1.0
-_AT_A_TIME = 100
+_AT_A_TIME = 50  # of each process: both together stay below broker.max_unauthenticated_per_address
 _HANDSHAKE_S = 60.0
 _SLACK_S = 120.0
 _CONNECTING_S = 600.0
@@ -191,7 +191,7 @@ def run(options: Options, recorder: Recorder) -> None:
             results, caption=PROMISES[durability], show_rate=True,
         )  # fmt: skip
         Goal(
-            f"[{durability}] p99 with {active:,} connections", results[0].latency("p99"), 1e7, at_most=True, unit=" ns"
+            f"[{durability}] p99 with {active:,} connections", results[0].latency("p99"), 5e6, at_most=True, unit=" ns"
         ).show()
         recorder.write_all("broker.connections", results)
     _idle(options, recorder, idle)

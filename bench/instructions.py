@@ -4,7 +4,8 @@ Beside these, of the broker: what its event loop and its client do for a lone pu
 subscription waits for, and for a lone acknowledgement.
 
 ``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
-its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones.
+its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones; ``--functions 10`` also says which
+functions of each step take most: those of the library by name where it was built with ``IGNIS_SYMBOLS=1``.
 
 What is counted is the calling thread's own instructions, from the call of a step to its return, after some calls to warm up.
 They are the same from run to run but for some in a thousand; another build of Python or of the C library counts otherwise,
@@ -22,6 +23,7 @@ import gc
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -295,8 +297,9 @@ def _work(directory: str) -> None:
     broker.close()
 
 
-def _measure() -> dict[str, int]:
-    """Instructions a call, by step. Raises RuntimeError when valgrind or what it runs fails."""
+def _measure(functions: int) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Instructions a call, by step, and so many lines a step with the functions that take most. Raises RuntimeError when valgrind
+    or what it runs fails."""
     with tempfile.TemporaryDirectory() as directory:
         command = [
             "valgrind", "--tool=callgrind", f"--toggle-collect={_SWITCH}", f"--dump-after={_SWITCH}",
@@ -321,7 +324,29 @@ def _measure() -> dict[str, int]:
         names = done.stdout.split("\n")[:-1]
         if done.returncode != 0 or not names:
             raise RuntimeError(f"valgrind ended with {done.returncode}: {done.stderr[-2000:]}")
-        return {name: _total(Path(f"{directory}/counts.{number}")) // _CALLS for number, name in enumerate(names, 1)}
+        counted = {name: Path(f"{directory}/counts.{number}") for number, name in enumerate(names, 1)}
+        return (
+            {name: _total(path) // _CALLS for name, path in counted.items()},
+            {name: _dearest(path, functions) for name, path in counted.items()} if functions else {},
+        )
+
+
+def _dearest(path: Path, functions: int) -> list[str]:
+    """The functions that take most instructions themselves: a call's instructions, their part, name and library."""
+    command = ["callgrind_annotate", "--inclusive=no", "--threshold=100", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    found = re.findall(r"^\s*([\d,]+) \(\s*[\d.]+%\)\s+(\S.*)$", done.stdout, re.MULTILINE)
+    total = _total(path)
+    rows = [(int(count.replace(",", "")), what) for count, what in found]
+    rows = [(count, what) for count, what in rows if count < total]  # those that called the step have all of it
+    return [f"{count // _CALLS:>10,}{count / total:>8.1%}  {_short(what)}" for count, what in rows[:functions]]
+
+
+def _short(what: str) -> str:
+    """``file:function [object]`` without the directories."""
+    name, _, place = what.strip().partition(" [")
+    name = name.rpartition(":")[2]
+    return f"{name} [{place.rstrip(']').rpartition('/')[2]}]" if place else name
 
 
 def _total(path: Path) -> int:
@@ -338,12 +363,13 @@ def _machine() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true", help="keep these counts")
+    parser.add_argument("--functions", type=int, default=0, metavar="N", help="also the N functions of each step that take most")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         _work(given.work)
         return 0
-    counts = _measure()
+    counts, dearest = _measure(given.functions)
     kept = json.loads(_KEPT.read_text("utf-8")) if _KEPT.exists() else {}
     comparable = kept.get("machine") == _machine()
     print(f"{'step':<28}{'instructions':>14}{'kept':>12}{'change':>9}")
@@ -353,6 +379,8 @@ def main() -> int:
         print(f"{name:<28}{count:>14,}" + ("" if before is None else f"{before:>12,}{count / before - 1:>+9.1%}"))
         if before is not None and count > before * _ALLOWED + _INTERRUPTED:
             worse.append(name)
+        for line in dearest.get(name, ()):
+            print(line)
     if given.update:
         _KEPT.write_text(json.dumps({"machine": _machine(), "counts": counts}, indent=2) + "\n", "utf-8")
         return 0
