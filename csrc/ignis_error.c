@@ -35,6 +35,7 @@ const char *ign_error_name(int code)
     case IGN_E_MISMATCH: return "IGN_E_MISMATCH";
     case IGN_E_IN_DOUBT: return "IGN_E_IN_DOUBT";
     case IGN_E_LOST: return "IGN_E_LOST";
+    case IGN_E_LEFT: return "IGN_E_LEFT";
     default: return "unknown code";
     }
 }

@@ -41,6 +41,7 @@ enum {
     IGN_E_MISMATCH = -25,      /* the magazine exists with other settings */
     IGN_E_IN_DOUBT = -26,      /* stored or not: what would tell is gone */
     IGN_E_LOST = -27,          /* a part of the store's log is missing; nothing was changed */
+    IGN_E_LEFT = -28,          /* stored, in a directory that is not in its place any more */
 };
 
 const char *ign_error_name(int code); /* static string, never NULL */

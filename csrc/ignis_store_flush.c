@@ -212,6 +212,7 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
     }
     if (rc == IGN_OK)
         rc = ign_store_error(store->io->same_place(store->io));
+    rc = rc == IGN_E_MOVED ? IGN_E_LEFT : rc; /* who puts it back finds what was written */
     if (rc == IGN_E_FAILED)
         errno = error;
     ign_store_leave(store, g);

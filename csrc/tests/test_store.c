@@ -299,7 +299,7 @@ static void moved_directory(void)
     CHECK_EQ(rename(moved, store_dir_path), 0);
     CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
     CHECK_EQ(rename(store_dir_path, moved), 0);
-    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_MOVED);
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_LEFT);
     CHECK_EQ(rename(moved, store_dir_path), 0);
     ign_store_close(store);
     store_dir_close(io);

@@ -40,6 +40,7 @@ cdef extern from "ignis_error.h" nogil:
         IGN_E_MISMATCH
         IGN_E_IN_DOUBT
         IGN_E_LOST
+        IGN_E_LEFT
     const char *ign_error_name(int code)
 
 
@@ -68,6 +69,7 @@ cdef dict _by_code = {
     IGN_E_MISMATCH: (_errors.QueueMismatchError, "the magazine exists with other settings"),
     IGN_E_IN_DOUBT: (_errors.StoreFailedError, "stored or not: what would tell is gone"),
     IGN_E_LOST: (_errors.StoreFormatError, "a part of the store's log is missing"),
+    IGN_E_LEFT: (_errors.StoreFailedError, "stored in a directory that was moved or replaced meanwhile"),
 }
 
 

@@ -30,6 +30,12 @@ cdef object lost_error(str what, str missing):
     )
 
 
+cdef str _other_place(str what):
+    if _os.path.lexists(what):
+        return "is another directory than the one that was opened"
+    return "is not there any more, the directory that was opened was moved or removed"
+
+
 cdef object log_error(int code, int number, Log log):
     """The exception for a code; ``number`` is the errno that came with it."""
     cdef str what = log.directory
@@ -48,7 +54,12 @@ cdef object log_error(int code, int number, Log log):
             f"store: {what}: the disk did not take a write or flush of the log{because(' (', number, ')')}; nothing was stored"
         )
     if code == IGN_E_MOVED:
-        return _errors.StoreFailedError(f"store: {what} is another directory than the one that was opened; nothing was stored")
+        return _errors.StoreFailedError(f"store: {what} {_other_place(what)}; nothing was stored")
+    if code == IGN_E_LEFT:
+        return _errors.StoreFailedError(
+            f"store: {what} {_other_place(what)}: it changed place while the call was made. What the call wrote is in the one that was "
+            f"opened, and is found where that is put back"
+        )
     if code == IGN_E_IN_DOUBT:
         return _errors.StoreFailedError(f"store: {what}: whether it was stored is not known: what would tell is gone")
     if code == IGN_E_LOST:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,7 @@ def drained(store: Store, magazine: str) -> list[str]:
 def test_a_directory_that_was_moved_is_noticed(tmp_path: Path, instead: str) -> None:
     """Nothing is confirmed that whoever opens the path would not find; back in its place, it goes on."""
     path, moved = tmp_path / "store", tmp_path / "moved"
+    said = "is another directory than the one that was opened" if instead == "a copy" else "is not there any more"
     with open_store(f"embedded://{path}") as store:
         magazines = store.magazines
         for name in CLASSES:
@@ -71,9 +73,9 @@ def test_a_directory_that_was_moved_is_noticed(tmp_path: Path, instead: str) -> 
                 lambda name=name: magazines.delete(name, {0: [1]}),  # type: ignore[misc]
             ]
             for call in calls:
-                with pytest.raises(StoreFailedError, match="is another directory than the one that was opened"):
+                with pytest.raises(StoreFailedError, match=said):
                     call()
-        with pytest.raises(StoreFailedError, match="is another directory"):
+        with pytest.raises(StoreFailedError, match=said):
             store.locks.next_epoch("s")
         if instead != "nothing":
             shutil.rmtree(path)
@@ -82,6 +84,39 @@ def test_a_directory_that_was_moved_is_noticed(tmp_path: Path, instead: str) -> 
             # A flush of the background may have been refused meanwhile, and says so once.
             eventually(lambda name=name: _loads(store, name))  # type: ignore[misc]
             assert drained(store, name) == ["before", "claimed", "after"]
+
+
+def test_what_is_refused_while_the_directory_moves_is_not_found(tmp_path: Path) -> None:
+    """The move may come between the write and the flush: then the error does not say that nothing was stored."""
+    path, moved, ended = tmp_path / "store", tmp_path / "moved", threading.Event()
+
+    def move() -> None:
+        while not ended.is_set():
+            path.rename(moved)
+            time.sleep(0.001)
+            moved.rename(path)
+            time.sleep(0.001)
+
+    with open_store(f"embedded://{path}") as store:
+        store.magazines.declare("m", 1, "sync")
+        mover = threading.Thread(target=move)
+        mover.start()
+        stored, refused = [], []
+        try:
+            for number in range(600):
+                try:
+                    store.magazines.load("m", batch(str(number)), None)
+                    stored.append(str(number))
+                except StoreFailedError as exc:
+                    if "nothing was stored" in str(exc):
+                        refused.append(str(number))
+        finally:
+            ended.set()
+            mover.join()
+        found = set(drained(store, "m"))
+        assert refused
+        assert set(stored) <= found
+        assert not found & set(refused)
 
 
 def test_a_link_counts_as_it_was_at_the_opening(tmp_path: Path) -> None:

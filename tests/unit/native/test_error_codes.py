@@ -41,6 +41,7 @@ EXPECTED = {
     "IGN_E_MISMATCH": errors.QueueMismatchError,
     "IGN_E_IN_DOUBT": errors.StoreFailedError,
     "IGN_E_LOST": errors.StoreFormatError,
+    "IGN_E_LEFT": errors.StoreFailedError,
 }
 
 CODES = {name: int(value) for name, value in re.findall(r"(IGN_E_\w+) = (-\d+)", HEADER.read_text())}
