@@ -13,11 +13,19 @@ from typing import Any
 class IgnisError(Exception):
     """Root of every error that ignis raises.
 
-    Attributes: ``code`` (a fixed text that names the class), ``retryable`` (whether the same call may succeed later).
+    Attributes: ``code`` (a fixed text that names the class), ``retryable`` (whether the same call may succeed later),
+    ``stored_messages`` (of a call with many messages: how many of the first are stored all the same).
     """
 
     code = "error"
     retryable = False
+    stored_messages = 0
+
+    def tell_of_many(self, index: int | None, stored: int) -> None:
+        """Adds which message of a call with many it is about, and how many of the first are stored."""
+        text = str(self) if index is None else f"messages[{index}]: {self}"
+        self.stored_messages = stored
+        self.args = (f"{text}; the first {stored:,} messages of the call are stored" if stored else text, *self.args[1:])
 
 
 # -- the caller's mistake ------------------------------------------------------------------------------------

@@ -270,8 +270,8 @@ class Magazine(Generic[M]):
         """Appends messages, 8,192 in each transaction. All are durable on return, and in order in each shard. Returns their ids
         in order.
 
-        When a transaction fails, the earlier ones stay stored. A message that cannot be encoded or is too large is refused
-        before its transaction.
+        When a transaction fails, or one of its messages cannot be encoded or is too large, the earlier transactions stay stored:
+        the error says how many messages that are, and has them as ``stored_messages``.
 
         Args:
             messages: of the magazine's type.
@@ -292,22 +292,41 @@ class Magazine(Generic[M]):
         encode_all = self.codec.encode_all
         meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
         ids: list[bytes] = []  # of each part, one behind the other
-        for start in range(0, len(todo), _CHUNK_BODIES):
-            part = todo[start : start + _CHUNK_BODIES]
-            shards = self.shards
-            batches, part_ids = PackedBatch.pack_bodies(
-                encode_all(part),
-                flags=self.codec.flags,
-                keys=None if keys is None else [encode_key(key) for key in keys[start : start + _CHUNK_BODIES]],
-                shards=shards,
-                any_shard=next(self._next_shard) % shards,
-                metas=[meta] * len(part) if meta else None,
-                max_body_bytes=self.max_message_bytes,
-            )
-            dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
-            self.load_batches(batches, shards, dues_ms, deadline)
-            ids.append(part_ids)
+        start = 0
+        try:
+            for start in range(0, len(todo), _CHUNK_BODIES):
+                part = todo[start : start + _CHUNK_BODIES]
+                shards = self.shards
+                batches, part_ids = PackedBatch.pack_bodies(
+                    encode_all(part),
+                    flags=self.codec.flags,
+                    keys=None if keys is None else [encode_key(key) for key in keys[start : start + _CHUNK_BODIES]],
+                    shards=shards,
+                    any_shard=next(self._next_shard) % shards,
+                    metas=[meta] * len(part) if meta else None,
+                    max_body_bytes=self.max_message_bytes,
+                )
+                dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
+                self.load_batches(batches, shards, dues_ms, deadline)
+                ids.append(part_ids)
+        except IgnisError as exc:
+            if len(todo) > 1:
+                refused = isinstance(exc, (InvalidMessageError, MessageTooLargeError, ConfigError))
+                exc.tell_of_many(self._first_bad(todo, keys, start) if refused else None, start)
+            raise
         return MessageIds(b"".join(ids))
+
+    def _first_bad(self, messages: Sequence[Any], keys: Sequence[Any] | None, start: int) -> int | None:
+        """The first message of a part that is refused, or whose key is."""
+        for index in range(start, min(start + _CHUNK_BODIES, len(messages))):
+            try:
+                if len(self.codec.encode_checked(messages[index])) > self.max_message_bytes:
+                    return index
+                if keys is not None:
+                    encode_key(keys[index])
+            except IgnisError:
+                return index
+        return None
 
     def load_batches(
         self,

@@ -249,3 +249,25 @@ def test_a_sideline_is_made_and_filled_by_its_queue_alone(memory_app: ignis.Igni
             with pytest.raises(ConfigError, match=r"is a sideline.*Publish to queue 'neu'"):
                 call()
         assert not sideline.pending()
+
+
+@pytest.mark.parametrize(
+    ("bad", "keys", "said"),
+    [
+        (object(), None, r"messages\[9000\]: an object was published"),
+        ({"text": "x" * 2_000}, None, r"messages\[9000\]: message of \d+ bytes is over the limit of 1000 bytes"),
+        ({}, [None] * 9_000 + ["k" * 70_000], r"messages\[9000\]: key of 70000 bytes"),
+    ],
+)
+def test_a_bad_message_behind_the_first_transaction(bad: object, keys: list[str | None] | None, said: str) -> None:
+    """It is named, and so is how many are stored: whoever publishes the rest again must know."""
+    with ignis.Ignis("memory://") as app:
+        jobs = app.magazine("jobs", dict, max_message_bytes=1_000)
+        many: list[Any] = [{}] * 9_000 + [bad]
+        with pytest.raises(ignis.IgnisError, match=said + ".*the first 8,192 messages of the call are stored") as caught:
+            jobs.load_many(many, keys=keys)
+        assert caught.value.stored_messages == jobs.pending() == 8_192
+        with pytest.raises(ignis.IgnisError, match=said.replace("9000", "0")) as caught:
+            jobs.load_many([bad, {}], keys=None if keys is None else [keys[-1], None])
+        assert caught.value.stored_messages == 0
+        assert jobs.pending() == 8_192
