@@ -97,8 +97,8 @@ class PublishingQueue(QueueParts[M]):
     ) -> MessageIds:
         """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order.
 
-        When one of them is refused, or a transaction fails, those of earlier transactions stay stored: the error says how many, and
-        has them as ``stored_messages``.
+        When one of them is refused, or a transaction fails, those of earlier transactions stay stored: the error says how many,
+        and has them as ``stored_messages``.
 
         Args:
             messages: of the queue's type.

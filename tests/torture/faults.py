@@ -239,6 +239,7 @@ def acknowledge_early() -> None:
             return [0] * len(batches)
 
         magazines.load = load
+        magazines.takes_bodies = False  # a lone message too goes by `load`
 
     wrap_magazines(change)
 

@@ -36,6 +36,7 @@ def test_after_publish_is_silent_when_nothing_was_stored(app: ignis.Ignis, monke
         raise ignis.errors.StoreFullError("no room")
 
     monkeypatch.setattr(queue.main.store, "load", refuse)
+    monkeypatch.setattr(queue.main.store, "load_body", refuse)
     with pytest.raises(ignis.errors.StoreFullError):
         queue.publish(1)
     assert told == []
