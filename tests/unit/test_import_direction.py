@@ -94,7 +94,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.broker.server": (
         (
-            "admission bind claimants cluster descriptors flush_plan load_notifier queue_facts receive_limits state thread_pool"
+            "admission bind claimants cluster descriptors farewell flush_plan load_notifier queue_facts receive_limits "
+            "state thread_pool"
         ),
         "listener send_limits threads",
         "long_work",

@@ -63,6 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused_by: set[str] = set()
         self._paused_writing = False
         self._closing = False
+        self._parted = False
 
     # -- what `Session` does
 
@@ -180,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """What was written goes out now: what follows in this turn of the loop may take a while."""
         transport = self._transport
-        if not self._out or transport is None or self.closed:
+        if not self._out or transport is None or self.closed or self._parted:
             return
         out, size = self._out, self._out_bytes
         self._out, self._out_bytes = [], 0
@@ -293,6 +294,32 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self.stuck_since_s = self._now()
         self.flush_planned()
+        if self._transport is not None:
+            self._transport.close()
+
+    def part(self, exc: BaseException | None = None) -> None:
+        """Ends one half of the connection: behind what was written (and, with an error, the reason) the client finds the end.
+        What it still sends is read and forgotten, because closing over it would cut off the rest of what was written. `hang_up`
+        closes it. TLS knows no halves: there it is closed."""
+        transport = self._transport
+        if self._closing or self.closed or transport is None:
+            return
+        if not transport.can_write_eof():
+            self.end(exc)
+            return
+        if exc is not None:
+            self.write(self._machine.fatal(exc))
+        self._closing = True
+        self.stuck_since_s = self._now()
+        self.flush_planned()
+        self._parted = True
+        if not transport.is_closing():
+            transport.write_eof()
+            if self._paused_by:
+                transport.resume_reading()
+
+    def hang_up(self) -> None:
+        """Closes the connection that was parted, after what was written is sent. Idempotent."""
         if self._transport is not None:
             self._transport.close()
 

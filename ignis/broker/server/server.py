@@ -30,6 +30,7 @@ from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.server.cluster import Cluster, make_cluster
 from ignis.broker.server.context import BrokerContext
 from ignis.broker.server.descriptors import room_for_connections
+from ignis.broker.server.farewell import LOOK_S, Farewell
 from ignis.broker.server.flush_plan import FlushPlan
 from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
@@ -57,6 +58,8 @@ __all__ = ["Broker"]
 log = logging.getLogger("ignis.broker")
 
 _THREADS_S = 10.0
+_LAST_LOOKS = 10
+"""At connections whose time to drain is up."""
 
 
 class Broker:
@@ -202,8 +205,8 @@ class Broker:
         await self.stop()
 
     async def stop(self, timeout: float | None = None) -> bool:
-        """Drains: no new connections or work; what is under way is answered; clients may still acknowledge what they
-        hold. Then closes. Returns True when nothing was left over; what was goes back to the queues.
+        """Drains: no new connections or work; what is under way is answered, what comes is refused; clients may still
+        acknowledge what they hold. Then closes. Returns True when nothing was left over; what was goes back to the queues.
 
         Args:
             timeout: seconds; None = ``drain_timeout_s``.
@@ -216,16 +219,17 @@ class Broker:
         for session in list(self.sessions):
             session.consuming.stop_pulls()
             session.notice()
+        farewell = Farewell(self.sessions)
         while self.loop.time() < deadline:
-            for session in list(self.sessions):
-                if not session.pending and not session.held:
-                    session.end()
-            if self._idle and not any(one.pending or one.held for one in self.sessions):
+            if farewell.look() and self._idle:
                 break
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_S)
         clean = not any(one.pending or one.held for one in self.sessions)
-        for session in list(self.sessions):
-            session.end(None if clean else DrainingError("the broker is shutting down"))
+        farewell.part_all(None if clean else DrainingError("the broker is shutting down"))
+        for _ in range(_LAST_LOOKS):
+            if farewell.look():
+                break
+            await asyncio.sleep(LOOK_S)
         await self._close()
         return clean
 
