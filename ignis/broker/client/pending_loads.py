@@ -30,13 +30,14 @@ def begin(
     after: PendingLoad | None,
 ) -> PendingLoad | None:
     """Sends the request. None, and nothing was sent, when there is no connection, or another than the one that the load
-    before is on: over two of them the second could overtake the first.
+    before is on: over two of them the second could overtake the first. So it is when the connection ends, or its broker is found
+    to be shutting down, before anything is sent.
 
     Args:
         client: whose connection.
         gate: entered until the load's `result` was asked for.
 
-    Raises ConnectionLostError, TooManyRequestsError, ForkedHandleError, ClosedError.
+    Raises ConnectionLostError (it may have been carried out), TooManyRequestsError, ForkedHandleError, ClosedError.
     """
     client.check()
     connection = client.connection
@@ -45,8 +46,10 @@ def begin(
     gate.enter()
     try:
         sent = _Sent(client, gate, connection, request, batches)
-    except BaseException:
+    except BaseException as exc:
         gate.leave()
+        if isinstance(exc, ConnectionLostError) and not exc.sent:
+            return None  # it was found out behind the look above
         raise
     if isinstance(after, _Sent):
         after.following = sent

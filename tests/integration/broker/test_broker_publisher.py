@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,6 +130,21 @@ def test_what_was_refused_because_the_broker_drains_is_sent_again_in_order(
         assert receipt.result(WAIT_S)
     assert held.stored == [b"0", b"1", b"2", b"3"]
     assert len(puppet.connections) > 1
+
+
+def test_a_broker_that_has_said_meanwhile_that_it_goes_is_sent_nothing(
+    publisher: Publisher[bytes], puppet: Puppet, held: Held
+) -> None:
+    """It is read by who is about to send, behind the look whether the connection is of use."""
+    for number in range(3):
+        receipt = publisher.send(str(number).encode())
+        when(lambda: len(held.open) == 1)
+        puppet.connections[-1].sendall(held.answer())
+        assert receipt.result(WAIT_S)
+        puppet.connections[-1].sendall(encode_frame(Command.DISCONNECT, 0, pack(None)))
+        time.sleep(0.05)  # so that the client looks before it sends
+    assert held.stored == [b"0", b"1", b"2"]
+    assert len(puppet.connections) == 3
 
 
 def test_what_was_on_a_lost_connection_is_in_doubt(publisher: Publisher[bytes], puppet: Puppet, held: Held) -> None:
