@@ -33,9 +33,10 @@ _SERVICES = ("ignis", "ignis+tls", "aerospike")
 def doctor(state: State, /, directory: str | None, repair: bool) -> int:
     """Checks the embedded store in DIRECTORY while nobody has it open: every file, every checksum.
 
-    Nothing is changed without --repair. With it, damaged ranges are copied aside and taken out of the log, damaged
-    checkpoints and what dead processes left are removed, and the store is checked once more. What can still be read of a damaged
-    range is kept, the rest is lost; a copy of the directory first costs nothing.
+    Nothing is changed without --repair, so a store on a read-only file system can be checked too. With it, damaged ranges are
+    copied aside and taken out of the log, damaged checkpoints and what dead processes left are removed, and the store is
+    checked once more. What can still be read of a damaged range is kept, the rest is lost; a copy of the directory first costs
+    nothing.
 
     With the URL of a broker or of Aerospike it looks as a client does: whether it answers, the login and its rights, versions,
     clocks. Room and damage are shown as far as the other side tells them, and whether the ZooKeeper of the settings answers.
@@ -59,7 +60,7 @@ def doctor(state: State, /, directory: str | None, repair: bool) -> int:
         raise ConfigError(f"{redacted(directory)} is no directory: write /path/of/it or embedded:///path/of/it")
     path = Path(directory_of(urlsplit(directory)) if is_url else directory)
     after = None
-    with Alone(path):
+    with Alone(path, writes=repair):
         report = check_store(path)
         if repair and report.all_problems():
             repair_store(report)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +484,54 @@ def test_the_limit_of_a_store_is_another_reason(tmp_path: Path) -> None:
         assert (figures["refused_loads_limit"], figures["refused_loads_room"]) == (1, 0)
         publish_until_refused(queue, delay=3_600)
         assert app.store.stats()["refused_loads_limit"] == 2
+
+
+@contextlib.contextmanager
+def seen_read_only(directory: Path, at: Path) -> Iterator[Path]:
+    """The directory once more, where nothing can be written. Needs root."""
+    at.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "--bind", "-o", "ro", str(directory), str(at)], capture_output=True, timeout=30, check=False
+        ).returncode
+    ):
+        pytest.skip("cannot mount a directory here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(at)], capture_output=True, timeout=30, check=True)
+        yield at
+    finally:
+        subprocess.run(["umount", "-l", str(at)], capture_output=True, timeout=30, check=False)
+
+
+def test_a_store_that_cannot_be_written(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with seen_read_only(directory, tmp_path / "copy") as copy:
+        code, found = examine(capsys, copy)
+        assert (code, found["sound"]) == (0, True)
+        assert [(one["code"], one["harmless"]) for one in found["problems"]] == [("read-only", True)]
+        assert "is not known" in found["problems"][0]["what"]
+        # Who has it open through another mount of this machine is seen all the same, and nobody opens it meanwhile.
+        with open_store(f"embedded://{directory}"):
+            assert main(["doctor", str(copy)]) == 4
+        assert f"{copy} is open in a process" in capsys.readouterr().err
+        with Alone(copy, writes=False), pytest.raises(StoreBusyError, match="doctor"):
+            open_store(f"embedded://{directory}").close()
+        assert main(["doctor", "--repair", str(copy)]) == 3
+        assert "read-only file system: repair it where it can be written" in capsys.readouterr().err
+        assert main(["--url", f"embedded://{copy}", "stats"]) == 3
+        error = capsys.readouterr().err
+        assert "is on a read-only file system, and whoever opens a store writes" in error
+        assert f"'ignis doctor {copy}'" in error
+
+
+def test_damage_of_a_store_that_cannot_be_written(
+    opened_again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    segment = min((opened_again / "sync").glob("log-*"))
+    data = bytearray(segment.read_bytes())
+    data[SECTOR_BYTES + ENTRY_HEADER_BYTES + 4] ^= 0xFF
+    segment.write_bytes(data)
+    with seen_read_only(opened_again, tmp_path / "copy") as copy:
+        code, found = examine(capsys, copy)
+    assert (code, found["sound"]) == (1, False)
+    assert "log-damaged" in [one["code"] for one in found["classes"][0]["problems"]]

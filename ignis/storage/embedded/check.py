@@ -7,6 +7,7 @@ checksum is looked at: also of what the next opening would not read, since messa
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -46,6 +47,10 @@ __all__ = ["Alone", "ClassReport", "Problem", "Report", "check_store"]
 ASIDE = "aside"
 _OTHERS = {FORMAT_FILE, OWNERS_FILE, "clock", ASIDE, "lost+found", *DURABILITIES}
 _ELECTION = re.compile(r"(leader|member)-.+\.lock")
+_READ_ONLY = (
+    "on a read-only file system: nobody writes from here, but whether the store is open where it can be written, or was when "
+    "this copy of it was made, is not known; then there may be more at the log's end than what was looked at"
+)
 _CALLED = {"log": "segment", "checkpoint": "checkpoint", "control": "control"}
 
 
@@ -126,22 +131,37 @@ class Report:
 class Alone:
     """Nobody has the store open, and nobody opens it, as long as the block lasts.
 
-    Raises StoreBusyError, StoreUnreachableError, and ConfigError for the store of another user.
+    On a read-only file system that holds for this machine's other mounts of the same files alone: where else they can be
+    written, or what was under way when they were copied, cannot be known.
+
+    Args:
+        directory: of the store.
+        writes: the block changes files.
+
+    Raises StoreBusyError, StoreUnreachableError (also for a block that writes on a read-only file system), and ConfigError for
+    the store of another user.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, writes: bool = True) -> None:
         self._path = directory / OWNERS_FILE
+        self._writes = writes
         self._fd = -1
 
     def __enter__(self) -> Alone:
         with store_errors(str(self._path)):
             _check_owner(self._path.parent)
+            read_only = _is_read_only(self._path.parent)
+            if read_only and self._writes:
+                raise StoreUnreachableError(
+                    f"store: {self._path.parent} is on a read-only file system: repair it where it can be written, or a copy"
+                )
             try:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                self._fd = os.open(self._path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return self  # never opened
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_WRLCK))
+                # To read is enough to keep out whoever writes: a store that is open has its byte for itself alone.
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_RDLCK if read_only else fcntl.F_WRLCK))
             except BlockingIOError:
                 os.close(self._fd)
                 self._fd = -1
@@ -171,11 +191,26 @@ def check_store(directory: Path) -> Report:
         names = sorted(os.listdir(directory))
         classes = [name for name in DURABILITIES if (directory / name).is_dir()]
         _check_directory(report, directory, names, classes)
+        read_only = _is_read_only(directory)
+        if read_only:
+            report.problems.append(Problem("read-only", ".", _READ_ONLY, harmless=True))
         report.classes += (_check_class(directory / name, name) for name in classes)
         with contextlib.suppress(OSError):  # a file system that does not say
             report.free_bytes = free_bytes(directory)
-            report.short_of_room = report.free_bytes < segment_bytes(directory, StoreOptions().max_store_bytes)
+            report.short_of_room = not read_only and report.free_bytes < segment_bytes(
+                directory, StoreOptions().max_store_bytes
+            )
     return report
+
+
+def _is_read_only(directory: Path) -> bool:
+    """Whether nothing can be written there, whoever asks."""
+    try:
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENOSYS):
+            return False  # what is wrong is said elsewhere
+        raise
 
 
 def _check_owner(directory: Path) -> None:

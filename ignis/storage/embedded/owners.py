@@ -15,11 +15,14 @@ A claim is stored under an owner's name and, behind ``0x1f``, what proves a deat
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ignis.errors import StoreBusyError, StoreUnreachableError
@@ -82,7 +85,7 @@ class Owners:
         self._lock = threading.Lock()
         self._lives: set[Life] = set()
         # A descriptor that never locks: one that holds a byte is not told of its own lock.
-        with store_errors(str(self._path)):
+        with store_errors(str(self._path)), _told_read_only(self._path.parent):
             create_whole(self._path, secrets.token_hex(_FILE_NUMBER_BYTES).encode())
         self._probe = self._open()
         self._file = os.pread(self._probe, 2 * _FILE_NUMBER_BYTES, 0).decode("ascii", "replace")
@@ -162,8 +165,22 @@ class Owners:
             self._probe = -1
 
     def _open(self) -> int:
-        with store_errors(str(self._path)):
+        with store_errors(str(self._path)), _told_read_only(self._path.parent):
             return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+@contextmanager
+def _told_read_only(directory: Path) -> Iterator[None]:
+    """Whoever opens a store writes: why, and what can be done, is more than the system says."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno != errno.EROFS:
+            raise
+        raise StoreUnreachableError(
+            f"store: {directory} is on a read-only file system, and whoever opens a store writes into its files, also to look at "
+            f"it: name a copy that can be written. 'ignis doctor {directory}' checks the files there as they are"
+        ) from exc
 
 
 def _flock(kind: int, offset: int) -> bytes:
