@@ -295,3 +295,19 @@ def test_a_relay_without_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for call in (relay.lock, relay.relay_present, relay.channel_files):
         with pytest.raises(StoreUnreachableError, match="ulimit"):
             call()
+
+
+def test_the_first_delayed_message_on_a_full_disk(tmp_path: Path, new_app: MakeApp) -> None:
+    """The error says what it wanted to write, and how much is left."""
+    with disk(tmp_path / "disk", "24m") as path:
+        app = new_app(f"embedded://{path}/store")
+        queue = app.queue("jobs", bytes)
+        queue.publish(b"x")
+        fill_disk(path / "ballast")
+        with pytest.raises(
+            StoreFullError, match=r"first delayed message raises the store's format.*\(\d[\d,]* bytes are free"
+        ):
+            queue.publish(b"x", delay="1h")
+        (path / "ballast").unlink()
+        queue.publish(b"x", delay="1h")
+        app.close()

@@ -17,7 +17,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
+from ignis.errors import ConfigError, StoreFormatError, StoreFullError, StoreUnreachableError
 from ignis.log_format import event_text
 from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory, write_whole
@@ -28,7 +28,7 @@ from ignis.storage.embedded.log_files import (
     SegmentHeader,
     parse_name,
 )
-from ignis.storage.os_errors import store_errors
+from ignis.storage.os_errors import NO_ROOM, room_left, store_errors
 from ignis.storage.private_directory import as_owner, check_way, make_way
 
 __all__ = [
@@ -118,8 +118,17 @@ def keep_later(path: Path) -> None:
     """From now on there may be delayed messages in the store: versions that do not know them refuse to open it."""
     text = json.dumps({"format": LATER_VERSION}).encode()
     with store_errors(str(path / FORMAT_FILE)):
-        if read_or_none(path / FORMAT_FILE) != text:
+        if read_or_none(path / FORMAT_FILE) == text:
+            return
+        try:
             write_whole(path / FORMAT_FILE, text)
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+            raise StoreFullError(
+                f"store: {path}: the first delayed message raises the store's format, and there is no room on the disk for that "
+                f"file: {exc.strerror}{room_left(path, exc)}"
+            ) from exc
 
 
 def look_at_segments(path: Path, directory: Path) -> None:
