@@ -184,6 +184,27 @@ uint64_t ign_store_unread(ign_store *store);
 int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse);
 /* Where the log ends now. */
 int ign_store_mark_now(ign_store *store, ign_store_mark *mark);
+
+/* A thread that flushes all there is every so often, and needs nobody to run for that. Of the calls on it those that wait do so for as
+ * long as they are told. In a child of fork() only `ign_store_interval_abandon` is allowed. */
+typedef struct ign_store_interval ign_store_interval;
+
+typedef struct ign_store_failure {
+    uint64_t times; /* how many flushes failed; of the last one: */
+    int code, error;
+} ign_store_failure;
+
+/* The store stays open until the thread has ended. IGN_E_NOMEM; IGN_E_IO: no thread can be started. */
+int ign_store_interval_open(ign_store_interval **interval, ign_store *store, uint64_t every_ns);
+uint64_t ign_store_interval_failures(const ign_store_interval *interval);
+void ign_store_interval_failure(ign_store_interval *interval, ign_store_failure *failure);
+/* No flush is under way and none begins until `ign_store_interval_go_on`, one for each rest. IGN_TIMEOUT: one still is. */
+int ign_store_interval_rest(ign_store_interval *interval, uint64_t timeout_ns);
+void ign_store_interval_go_on(ign_store_interval *interval);
+/* Ends the thread, at once but for a flush that is under way. IGN_TIMEOUT: it ends behind that; call again. Idempotent. */
+int ign_store_interval_close(ign_store_interval *interval, uint64_t timeout_ns);
+void ign_store_interval_free(ign_store_interval *interval); /* behind a close that was IGN_OK */
+void ign_store_interval_abandon(ign_store_interval *interval);
 /* Waits until something was loaded into the magazine, or the time is over: returns the new number; `seen` = the last one. */
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns);
 /* The same, and looks for so long before it sleeps. It may return early, with `seen`. */

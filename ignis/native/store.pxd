@@ -200,6 +200,23 @@ cdef extern from "ignis_store.h" nogil:
     int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
     int ign_store_flush(ign_store *store, const ign_store_mark *mark, bint refuse)
     int ign_store_mark_now(ign_store *store, ign_store_mark *mark)
+
+    ctypedef struct ign_store_interval:
+        pass
+
+    ctypedef struct ign_store_failure:
+        uint64_t times
+        int code
+        int error
+
+    int ign_store_interval_open(ign_store_interval **interval, ign_store *store, uint64_t every_ns)
+    uint64_t ign_store_interval_failures(const ign_store_interval *interval)
+    void ign_store_interval_failure(ign_store_interval *interval, ign_store_failure *failure)
+    int ign_store_interval_rest(ign_store_interval *interval, uint64_t timeout_ns)
+    void ign_store_interval_go_on(ign_store_interval *interval)
+    int ign_store_interval_close(ign_store_interval *interval, uint64_t timeout_ns)
+    void ign_store_interval_free(ign_store_interval *interval)
+    void ign_store_interval_abandon(ign_store_interval *interval)
     int ign_store_maintain(ign_store *store)
     int ign_store_checkpoint(ign_store *store)
     int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
@@ -313,3 +330,12 @@ cdef class Log:
                           Reading *reading) except -1
     cdef int64_t _read(self, list pieces, uint32_t number, ign_slice *at, int tries, Reading *reading) except -1
     cdef void _finish(self) noexcept
+
+
+cdef class Interval:
+    cdef ign_store_interval *_interval
+    cdef Log _log
+    cdef uint64_t _told         # failures that `take` has told of
+    cdef bint _ended
+
+    cdef inline bint _is_a_childs(self) noexcept

@@ -15,6 +15,7 @@ from typing import Any
 
 import ignis
 from tests.support import WAIT_S, Journal
+from tests.support.interpreter import hold_interpreter
 
 NAP_S = 0.25
 
@@ -67,6 +68,9 @@ def act(job: dict[str, Any], ctx: ignis.Context) -> Any:
         if "tell" in job:
             note(f"held by {os.getpid()}")
         _hold(job["until"])
+    if do == "hold the interpreter":
+        with open(job["until"], "r+b", buffering=0) as pipe:
+            hold_interpreter(pipe.fileno())
     note(f"end {job['n']}")
     if do == "coroutine":
         return _never()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.apps import jobs
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, Journal, eventually, reasons, wait_idle
 
+ROOT = Path(__file__).parents[2]
 STUCK_S = 2
 """Stored with the queue, below what the settings allow: claims are renewed every half second."""
 
@@ -95,6 +97,27 @@ def test_a_handler_longer_than_the_stuck_time_runs_once(
     assert queue.consumer is not None
     assert queue.consumer.counts.late_acks == 0
     assert app.stop() is True
+
+
+def test_a_worker_process_that_holds_its_interpreter_is_renewed_by_its_parent(
+    store_url: str, app: ignis.Ignis, journal: Journal, clock: Clock
+) -> None:
+    queue = jobs.register(app, "jobs", "process")
+    shorten(queue)
+    pipe = Path(f"{journal.path}.pipe")
+    os.mkfifo(pipe)
+    queue.publish({"n": 1, "do": "hold the interpreter", "until": str(pipe)})
+    app.start()
+    eventually(lambda: "start 1" in journal.lines())
+    for _ in range(2):
+        moment_s = tick()
+        eventually(lambda: claimed_before(queue, moment_s) == 0)  # noqa: B023
+        assert sweep(queue, clock, moment_s).swept == 0
+    assert journal.counts() == {"start 1": 1}
+    with pipe.open("r+b", buffering=0) as told:
+        told.write(b"x")
+        wait_idle(queue)
+    assert journal.counts() == {"start 1": 1, "end 1": 1}
 
 
 def test_a_batch_is_renewed_whole(app: ignis.Ignis, clock: Clock) -> None:
@@ -232,6 +255,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 import ignis, ignis.consumer.acknowledger
+from tests.support.interpreter import hold_interpreter
 ignis.consumer.acknowledger.RENEWALS = 2400  # every half second
 url, folder = sys.argv[1], Path(sys.argv[2])
 app = ignis.Ignis(url)
@@ -239,6 +263,8 @@ queue = app.queue("jobs", int, shards=1)
 @queue.handler()
 def handle(message):
     (folder / "started").touch()
+    if len(sys.argv) > 3:
+        assert hold_interpreter(sys.stdin.fileno())
     while not (folder / "go").exists():
         time.sleep(0.01)
 app.start()
@@ -257,7 +283,10 @@ def test_a_frozen_process_is_swept_and_its_late_acknowledgement_changes_nothing(
     queue.open()
     queue.publish(1)
     worker = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WORKER), embedded_url, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(WORKER), embedded_url, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     try:
         eventually((tmp_path / "started").exists)
@@ -271,6 +300,33 @@ def test_a_frozen_process_is_swept_and_its_late_acknowledgement_changes_nothing(
         worker.send_signal(signal.SIGCONT)
         (tmp_path / "go").touch()
         out, _ = worker.communicate(timeout=WAIT_S)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert out.strip() == "1"
+    assert (queue.main.in_flight(), queue.main.pending(), queue.sideline.pending()) == (0, 0, 1)
+
+
+def test_a_process_whose_handler_holds_the_interpreter_counts_as_frozen(
+    embedded_url: str, new_app: MakeApp, tmp_path: Path, clock: Clock
+) -> None:
+    app = new_app(embedded_url, clock=clock)
+    queue = app.queue("jobs", int, shards=1)
+    queue.open()
+    queue.publish(1)
+    (tmp_path / "go").touch()
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WORKER), embedded_url, str(tmp_path), "holds"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        eventually((tmp_path / "started").exists)
+        moment_s = tick()
+        time.sleep(2)
+        assert claimed_before(queue, moment_s) == 1, "nobody renews it"
+        assert sweep(queue, clock, tick(), 1_200).swept == 1
+        assert reasons(queue) == {"abandoned": 1}
+        out, _ = worker.communicate("go on", timeout=WAIT_S)
     finally:
         worker.kill()
         worker.wait()

@@ -68,7 +68,7 @@ class Directory:
             self.clock = open_clock(path, self.here.boot)
             self.keys = Keys(self.log("sync"), options.write_timeout_s)
             with without_means("store: maintenance"):
-                self._maintenance = Maintenance(lambda: list(self._logs.values()), self._tell_unread)
+                self._maintenance = Maintenance(lambda: list(self._logs.values()), self._look_round)
         except BaseException as exc:
             with suppress(WaitTimeoutError):
                 self._close_all(1.0)
@@ -135,7 +135,7 @@ class Directory:
         if durability == "interval":
             try:
                 with without_means("store: interval"):
-                    self._flusher = IntervalFlusher(opened, self.options.sync_interval_ms / 1000)
+                    self._flusher = IntervalFlusher(opened, self.options.sync_interval_ms)
             except BaseException:
                 opened.close()
                 raise
@@ -168,6 +168,12 @@ class Directory:
                 figures["damaged_records"],
                 self.path,
             )
+
+    def _look_round(self) -> None:
+        """What nobody was told of while it happened."""
+        self._tell_unread()
+        if self._flusher is not None:
+            self._flusher.tell()
 
     def _tell_unread(self) -> None:
         """Once for each log: who reads the messages gets them as damaged, and puts them aside."""

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ignis.errors import IgnisError, StoreError, WaitTimeoutError
+from ignis.errors import IgnisError, WaitTimeoutError
 from ignis.log_format import event_text
+from ignis.native.store import Interval
 
 if TYPE_CHECKING:
     from ignis.native.store import Log
@@ -24,13 +25,26 @@ _LONGEST_PAUSE_S = 0.5
 _SAY_AGAIN_S = 60.0
 
 
+class _Said:
+    """At most once a minute: what cannot be done now is tried again soon."""
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+
+    def say(self, what: str, exc: BaseException) -> None:
+        now = time.monotonic()
+        if now - self._at >= _SAY_AGAIN_S:
+            self._at = now
+            log.warning(event_text("maintenance_failed", "store: %s: %s"), what, exc)
+
+
 class _Rounds:
     """A thread that does a piece of work again and again, with pauses."""
 
     def __init__(self, name: str) -> None:
         self._ending = threading.Event()
         self._at_work = threading.Lock()
-        self._said_at = float("-inf")
+        self._said = _Said()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,13 +61,6 @@ class _Rounds:
 
     def _round(self, pause_s: float) -> float:
         raise NotImplementedError
-
-    def _say(self, what: str, exc: BaseException) -> None:
-        """At most once a minute: what cannot be done now is tried again soon."""
-        now = time.monotonic()
-        if now - self._said_at >= _SAY_AGAIN_S:
-            self._said_at = now
-            log.warning(event_text("maintenance_failed", "store: %s: %s"), what, exc)
 
     @contextmanager
     def resting(self, timeout_s: float) -> Iterator[None]:
@@ -88,40 +95,57 @@ class Maintenance(_Rounds):
                 found_work |= one.maintain()
             except (IgnisError, OSError) as exc:
                 # The calls go on without it, and whoever runs out of room says so.
-                self._say("maintenance", exc)
+                self._said.say("maintenance", exc)
         self._look_round()
         return _SHORTEST_PAUSE_S if found_work else min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 
-class IntervalFlusher(_Rounds):
-    """Flushes one log every ``interval_s``. A flush that failed is told to the next call that changes something."""
+class IntervalFlusher:
+    """Flushes one log every ``every_ms``. A flush that failed is told to the next call that changes something.
 
-    def __init__(self, of: Log, interval_s: float) -> None:
-        self._log = of
-        self._interval_s = interval_s
-        self._failed: StoreError | None = None
-        self._failed_lock = threading.Lock()
-        super().__init__("ignis-store-interval")
+    The thread is one of C's: a program that holds the interpreter lock in C would keep one of Python's from flushing in time.
+    """
 
-    def _first_pause_s(self) -> float:
-        return self._interval_s
+    _NAME = "ignis-store-interval"
 
-    def _round(self, pause_s: float) -> float:
-        try:
-            self._log.flush(refuse=False)
-        except StoreError as exc:
-            self._say("interval", exc)
-            with self._failed_lock:
-                self._failed = exc
-        except (IgnisError, OSError) as exc:
-            self._say("interval", exc)
-        return self._interval_s
+    def __init__(self, of: Log, every_ms: int) -> None:
+        self._said = _Said()
+        self._seen = 0
+        self._interval = Interval(of, every_ms)
+
+    @property
+    def untold(self) -> bool:
+        """Whether `check` will raise."""
+        return self._interval.untold
 
     def check(self) -> None:
-        """Raises what the last flush met, once."""
-        if self._failed is None:
-            return
-        with self._failed_lock:
-            failed, self._failed = self._failed, None
+        """Raises what the last flush that failed met, once."""
+        failed = self._interval.take()
         if failed is not None:
+            self.tell()
             raise failed
+
+    def tell(self) -> None:
+        """Into the program's log: for the maintenance's rounds, as the thread itself has no Python."""
+        failures = self._interval.failures
+        if failures != self._seen:
+            self._seen = failures
+            failed = self._interval.failure()
+            if failed is not None:
+                self._said.say("interval", failed)
+
+    @contextmanager
+    def resting(self, timeout_s: float) -> Iterator[None]:
+        """Nothing is flushed during the block. Raises WaitTimeoutError."""
+        if not self._interval.rest(timeout_s):
+            raise WaitTimeoutError(f"store: {self._NAME} does not come to rest within {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._interval.go_on()
+
+    def close(self, timeout_s: float) -> None:
+        """Idempotent. Raises WaitTimeoutError; may then be called again."""
+        if not self._interval.close(timeout_s):
+            raise WaitTimeoutError(f"store: {self._NAME} still runs after {timeout_s:g} s")
+        self.tell()

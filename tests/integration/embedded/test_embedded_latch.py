@@ -196,7 +196,7 @@ def test_a_failed_flush_of_the_log_is_one_calls_error(store: EmbeddedStore, tmp_
     still_works(store)
 
 
-def test_a_failed_flush_of_interval_is_told_once(tmp_path: Path) -> None:
+def test_a_failed_flush_of_interval_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By the next call that changes something of that class."""
     path = tmp_path / "store"
     with EmbeddedStore(path, StoreOptions(sync_interval_ms=20)) as store:
@@ -214,13 +214,14 @@ def test_a_failed_flush_of_interval_is_told_once(tmp_path: Path) -> None:
                 log.load(number, [(0, batch("x"))], durable=False)
                 lose_segment(path, "interval")
                 eventually(lambda: log.figures()["durable"] == log.figures()["end"])
-            return flusher._failed is not None
+            return flusher.untold
 
         with resting(store):
             eventually(met_it)
             with pytest.raises(StoreFailedError):
                 store.magazines.load("interval", [(0, batch("told"))], None)
             store.magazines.load("interval", [(0, batch("b"))], None)
+        assert any("store: interval: " in one.getMessage() for one in caplog.records)
         assert "told" not in bodies(store, "interval")
         assert "b" in bodies(store, "interval")
 

@@ -28,6 +28,7 @@ from ignis.storage.embedded.keys import Change
 from tests.support import eventually, sidelined, wait_idle
 from tests.support.disk import disk, fill_disk, resize
 from tests.support.embedded import Child, forever
+from tests.support.interpreter import hold_interpreter
 from tests.torture.volume import Volume, unavailable
 
 pytestmark = pytest.mark.integration
@@ -183,6 +184,31 @@ def test_the_end_of_a_killed_process_is_flushed_by_whoever_uses_the_class(
             assert child.join() == -(end or 0)
         eventually(lambda: log.figures()["durable"] == log.figures()["end"])
         assert drained(store, "m") == ["a"]
+
+
+def test_interval_is_flushed_while_a_program_holds_the_interpreter(tmp_path: Path) -> None:
+    """As a regular expression does that takes for ever. Nobody else flushes: the other process only looks."""
+    url = f"embedded://{tmp_path}/store"
+    reading, writing = os.pipe()
+
+    def load(say: Callable[[str], None]) -> None:
+        with open_store(url, sync_interval_ms=100) as store:
+            store.magazines.load("m", batch("a"), None)
+            say("loaded")
+            assert hold_interpreter(reading)
+            say("let go")
+
+    with open_store(url, sync_interval_ms=3_600_000) as store:
+        store.magazines.declare("m", 1, "interval")
+        log = store.directory.log("interval")  # type: ignore[attr-defined]
+        with Child(load) as child:
+            assert child.line() == "loaded"
+            eventually(lambda: log.figures()["durable"] == log.figures()["end"])
+            os.write(writing, b"x")
+            assert child.line() == "let go"
+            assert child.join() == 0
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.parametrize("durability", CLASSES)
