@@ -11,9 +11,10 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ignis.storage.base import FireResult, MagazineStore, Store
 from ignis.storage.records import group_pointers
@@ -33,6 +34,7 @@ __all__ = [
     "skip_flushes",
     "wrap_logs",
     "wrap_magazines",
+    "write_little",
 ]
 
 
@@ -74,8 +76,9 @@ _CHANGES = frozenset(
 )
 
 
-_LATER_CHANGES = frozenset({"declare_later", "defer", "load_later", "move_due"})
-_LATER_CALLS = _LATER_CHANGES | {"list_later", "next_due"}
+# Functions of the native module, which are handed the log.
+_FUNCTION_CHANGES = frozenset({"declare_later", "defer", "load_body", "load_later", "move_due"})
+_FUNCTIONS = _FUNCTION_CHANGES | {"Interval", "list_later", "next_due"}
 
 
 class _Log:
@@ -98,7 +101,7 @@ def wrap_logs(around: Callable[..., Any]) -> None:
     real_log = module.Log
     module.Log = lambda *arguments, **options: _Log(real_log(*arguments, **options), around)
     native = vars(importlib.import_module("ignis.native.store"))
-    calls = {native[name]: _on_log(native[name], around if name in _LATER_CHANGES else None) for name in _LATER_CALLS}
+    calls = {native[name]: _on_log(native[name], around if name in _FUNCTION_CHANGES else None) for name in _FUNCTIONS}
     for name, one in list(sys.modules.items()):  # those that have imported such a function by its name too
         if name == "ignis.native.store" or name.startswith("ignis.storage.embedded"):
             vars(one).update({word: calls[value] for word, value in vars(one).items() if _known(value, calls)})
@@ -149,6 +152,21 @@ def skip_flushes() -> None:
         return real(*arguments, **(options | {"durable": False} if "durable" in options else options))
 
     wrap_logs(around)
+
+
+def write_little() -> None:
+    """No fault: loads are so few that nothing gets to the disk by itself. What is much is sent there as it is written."""
+
+    def change(magazines: Any) -> None:
+        real = magazines.load
+
+        def load(*arguments: Any) -> list[int]:
+            time.sleep(0.02)
+            return cast("list[int]", real(*arguments))
+
+        magazines.load = load
+
+    wrap_magazines(change)
 
 
 def keep_refused() -> None:
