@@ -21,7 +21,8 @@ static int read_part(const ign_entry *entry, const uint8_t *p, uint64_t bytes, u
     *size = 16 + pad8(batch_bytes);
     if (ign_get16(p) == IGN_SHARD_LOST)
         return IGN_EMPTY;
-    if (count == 0 || count > IGN_SEGMENT_MAX_RECORDS || first == 0 || first > INT64_MAX)
+    bool unread = ign_get16(p + 2) == IGN_PART_UNREAD; /* its place may be what was damaged */
+    if (count == 0 || count > IGN_SEGMENT_MAX_RECORDS || (!unread && (first == 0 || first > INT64_MAX)))
         return IGN_E_MALFORMED;
     *shard = ign_get16(p);
     *extent = (ign_item){
@@ -136,6 +137,9 @@ int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
         if (rc != IGN_OK)
             return rc;
         ign_shard *shard = ign_state_shard(ctl, magazine, number);
+        if (ign_get16(p + at + 2) == IGN_PART_UNREAD && shard != NULL &&
+            ign_part_stood_at(p + at + 16, ign_get32(p + at + 4), ign_get32(p), number, shard->load_pointer + 1))
+            extent.first = shard->load_pointer + 1; /* which was not known when this entry was repaired */
 #ifndef IGN_MUTANT_ANY_PLACE
         if (ign_get16(p + at + 2) == IGN_PART_UNREAD && (shard == NULL || extent.first != shard->load_pointer + 1)) {
             dues.count = 0;

@@ -15,6 +15,8 @@ typedef struct replay {
     uint64_t end, again;
     ign_chain_sink *sink;
     void *arg;
+    bool damaged; /* so far; and then, where the log's next records stand */
+    ign_places places;
 } replay;
 
 static int replay_enter(void *arg, const ign_segment_info *segment)
@@ -33,12 +35,31 @@ static int replay_enter(void *arg, const ign_segment_info *segment)
     return r->ctl->no_room ? ign_store_error(ENOSPC) : IGN_OK;
 }
 
+static void note_damaged(replay *r, uint64_t records)
+{
+    ign_ctl_begin(r->ctl);
+    ign_ctl_add(r->ctl, &r->ctl->root->damaged_records, records);
+    ign_ctl_commit(r->ctl, r->ctl->root->applied);
+}
+
+/* What went without anything being left of it is counted when the pointers behind it are read. */
+static int count_missing(replay *r, const ign_entry *entry)
+{
+    uint64_t missing = 0;
+    int rc = ign_places_see(&r->places, entry->type, entry->payload, entry->payload_bytes, &missing);
+    if (missing != 0)
+        note_damaged(r, missing);
+    return rc;
+}
+
 static int replay_visit(void *arg, const ign_entry *entry)
 {
     replay *r = arg;
     if (entry->position >= r->end)
         return IGN_EMPTY;
     int rc = r->sink == NULL ? IGN_OK : r->sink(r->arg, entry);
+    if (rc == IGN_OK && r->damaged)
+        rc = count_missing(r, entry);
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(r->ctl);
@@ -110,9 +131,11 @@ static int salvage(replay *r, uint64_t from, uint64_t next)
         ign_entry entry;
         ign_salvaged got;
         behind = piece_end(bytes, end - from, at, segment->info.salt, from);
-        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, &entry, &got);
+        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, &r->places, &entry, &got);
         if (rc == IGN_OK)
             rc = apply_salvaged(r, &entry, &got, from + behind);
+        else if (rc == IGN_EMPTY && got.damaged != 0)
+            note_damaged(r, got.damaged);
         rc = rc == IGN_EMPTY ? IGN_OK : rc;
     }
     ign_log_reader_close(&reader);
@@ -128,7 +151,10 @@ static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *r
     if (next > r->end)
         return IGN_EMPTY;
     ign_store_set_aside(r->store, r->chain, from, next);
-    int rc = salvage(r, from, next);
+    int rc = r->damaged ? IGN_OK : ign_places_of_state(&r->places, r->ctl);
+    r->damaged = true;
+    if (rc == IGN_OK)
+        rc = salvage(r, from, next);
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(r->ctl);
@@ -143,6 +169,8 @@ int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uin
     replay r = {.store = store, .chain = chain, .ctl = ctl, .end = end, .again = again, .sink = sink, .arg = arg};
     if (ctl->root->applied >= end)
         return IGN_OK;
-    return ign_chain_walk(store, chain, ctl->root->applied,
+    int rc = ign_chain_walk(store, chain, ctl->root->applied,
                 &(ign_chain_walker){.enter = replay_enter, .visit = replay_visit, .gap = replay_gap, .arg = &r});
+    ign_places_free(&r.places);
+    return rc;
 }

@@ -23,14 +23,23 @@ cdef extern from "ignis_store_log.h" nogil:
         uint64_t next
 
 
+cdef extern from "ignis_store_places.h" nogil:
+    ctypedef struct ign_places:
+        uint64_t unplaced
+
+    void ign_places_free(ign_places *places)
+    int ign_places_copy(ign_places *to, const ign_places *source)
+    int ign_places_see(ign_places *places, uint8_t type, const uint8_t *payload, uint64_t bytes, uint64_t *missing)
+
+
 cdef extern from "ignis_store_salvage.h" nogil:
     ctypedef struct ign_salvaged:
         uint64_t whole
         uint64_t damaged
 
     uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count)
-    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
-                          ign_salvaged *salvaged)
+    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_places *places,
+                          ign_entry *entry, ign_salvaged *salvaged)
 
 
 cdef extern from "ignis_store_state.h" nogil:

@@ -91,11 +91,39 @@ cdef class Mark:
         return f"<Mark {self._mark.generation}:{self._mark.position}>"
 
 
-def salvage(bytes data not None, salt, position):
-    """What can still be read of a damaged entry that begins at ``position`` and reaches no further than ``data``.
+@cython.final
+cdef class Places:
+    """Which pointer comes next in each shard, as far as the entries of a log say that were read so far, in order."""
+
+    cdef ign_places _places
+
+    def __dealloc__(self):
+        ign_places_free(&self._places)
+
+    def copy(self):
+        cdef Places made = Places.__new__(Places)
+        if ign_places_copy(&made._places, &self._places) != IGN_OK:
+            raise MemoryError("places")
+        return made
+
+    def see(self, kind, payload not None):
+        """An entry that is whole. Returns how many messages went before it of which nothing was read or counted."""
+        cdef const uint8_t[::1] view = payload
+        cdef uint64_t missing = 0
+        cdef const uint8_t *at = NULL
+        if view.shape[0] > 0:
+            at = &view[0]
+        if ign_places_see(&self._places, kind, at, <uint64_t>view.shape[0], &missing) != IGN_OK:
+            raise MemoryError("places")
+        return missing
+
+
+def salvage(bytes data not None, salt, position, Places places not None):
+    """What can still be read of a damaged entry that begins at ``position`` and reaches no further than ``data``; ``places`` are
+    those before it, and then those behind it.
 
     Returns (type, payload, records that hold, records that do not, position behind it), of which an entry can be made that is
-    whole; or None when it loaded nothing, or nothing of that holds.
+    whole. The payload is None when it loaded nothing, or nothing of that holds.
     """
     cdef ign_entry entry
     cdef ign_salvaged salvaged
@@ -104,18 +132,18 @@ def salvage(bytes data not None, salt, position):
     cdef int rc
     memset(&salvaged, 0, sizeof(salvaged))
     if size < IGN_ENTRY_HEADER:
-        return None
+        return (0, None, 0, 0, at + size)
     copy = <uint8_t *>malloc(size)
     if copy == NULL:
         raise MemoryError("salvage")
     try:
         memcpy(copy, PyBytes_AS_STRING(data), size)
         with nogil:
-            rc = ign_entry_salvage(copy, size, its_salt, at, &entry, &salvaged)
+            rc = ign_entry_salvage(copy, size, its_salt, at, &places._places, &entry, &salvaged)
         if rc == IGN_E_NOMEM:
             raise MemoryError("salvage")
         if rc != IGN_OK:
-            return None
+            return (0, None, 0, salvaged.damaged, at + size)
         return (entry.type, PyBytes_FromStringAndSize(<const char *>entry.payload, entry.payload_bytes), salvaged.whole,
                 salvaged.damaged, entry.next)
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import ConfigError, IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
+from ignis.native.store import Places
 from ignis.regular_files import read_bytes, regular_only
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.format import FORMAT_FILE, check_format, refuse_former
@@ -37,7 +38,7 @@ from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owners import FILE as OWNERS_FILE
 from ignis.storage.embedded.owners import whole_file
 from ignis.storage.embedded.room import free_bytes, segment_bytes
-from ignis.storage.embedded.salvaged import salvaged
+from ignis.storage.embedded.salvaged import PlacesRead, salvaged
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import check_way
 from ignis.urls import masked
@@ -71,9 +72,11 @@ class Problem:
     unreadable: int | None = None
     harmless: bool = False
     repaired: str = ""
+    places: Places | None = field(default=None, repr=False)
+    """Before a damaged range of a log."""
 
     def document(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value not in (None, "")}
+        return {name: value for name, value in vars(self).items() if value not in (None, "") and name != "places"}
 
 
 @dataclass
@@ -384,6 +387,7 @@ def _check_log(
     _check_missing(report, shown, segments, holding, good[-1] if good else None, control)
     position = holding[0].base if holding else 0
     bases = {one.base for one in holding}
+    places = PlacesRead()
     for segment in holding:
         if segment.base > position and segment.base > needed:
             start = max(position, needed)
@@ -398,7 +402,12 @@ def _check_log(
         # What came behind it was taken away: it ended somewhere before the older checkpoint, and its file says where.
         last = segment is holding[-1]
         open_before = 0 if last or segment.limit in bases else needed
-        position = _check_entries(report, shown, segment, max(position, segment.base), last, open_before)
+        places.begin(segment, segment.base)
+        position = _check_entries(report, shown, segment, max(position, segment.base), last, open_before, places)
+    for problem in report.problems:
+        if problem.code == "log-damaged" and problem.readable is not None and problem.unreadable is not None:
+            loaded = problem.readable + problem.unreadable
+            problem.what += f"; {problem.readable} of the {loaded} messages loaded there can be read"
     report.end_position = position
 
 
@@ -441,7 +450,13 @@ def _check_missing(
 
 
 def _check_entries(
-    report: ClassReport, shown: str, segment: Segment, position: int, last: bool, open_before: int
+    report: ClassReport,
+    shown: str,
+    segment: Segment,
+    position: int,
+    last: bool,
+    open_before: int,
+    places: PlacesRead,
 ) -> int:
     """Returns where the segment's entries end.
 
@@ -455,6 +470,7 @@ def _check_entries(
         else:
             if entry is not None:
                 report.entries[entry.kind] += 1
+                _count_missing(report, places.see(segment, entry))
                 position = entry.next
                 continue
             if segment.flushed <= position < open_before and not segment.written_behind(position):
@@ -468,20 +484,26 @@ def _check_entries(
         if last and position >= segment.flushed and (behind is None or not _once_durable(segment, behind, position)):
             _check_tail(report, shown, segment, position)
             return position
-        report.problems.append(_damage(f"{shown}/{segment.path.name}", segment, position, until, why))
+        report.problems.append(_damage(f"{shown}/{segment.path.name}", segment, position, until, why, places.places))
         position = until
     return position
 
 
-def _damage(shown: str, segment: Segment, position: int, until: int, why: str) -> Problem:
+def _damage(shown: str, segment: Segment, position: int, until: int, why: str, places: Places) -> Problem:
     problem = Problem("log-damaged", shown, why, offset=segment.offset(position), bytes=until - position)
-    if found := salvaged(segment, position, until):
+    problem.places = places.copy()
+    if found := salvaged(segment, position, until, places):
         problem.readable = sum(one.readable for one in found)
         problem.unreadable = sum(one.unreadable for one in found)
-        problem.what += (
-            f"; {problem.readable} of the {problem.readable + problem.unreadable} messages loaded there can be read"
-        )
     return problem
+
+
+def _count_missing(report: ClassReport, records: int) -> None:
+    """They were in the damage before: the pointers behind it say so."""
+    damaged = [problem for problem in report.problems if problem.code == "log-damaged"] if records else []
+    if damaged:
+        damaged[-1].readable = damaged[-1].readable or 0
+        damaged[-1].unreadable = (damaged[-1].unreadable or 0) + records
 
 
 def _once_durable(segment: Segment, entry: Entry | None, position: int) -> bool:

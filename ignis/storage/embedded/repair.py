@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from ignis.native.store import Log
+from ignis.native.store import Log, Places
 from ignis.private_files import make_directory, open_private
 from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import sync_directory, write_whole
@@ -74,7 +74,7 @@ def _repair_file(directory: Path, problem: Problem) -> None:
         problem.repaired = "removed"
     elif problem.code == "log-damaged" and problem.offset is not None and problem.bytes:
         aside = _copy_aside(directory, problem)
-        _fill(path, problem.offset, problem.bytes)
+        _fill(path, problem.offset, problem.bytes, problem.places or Places())
         problem.repaired = f"set aside as {aside}"
     elif problem.code == "segment-short":
         segment = Segment(path)
@@ -130,17 +130,19 @@ def _copy_aside(directory: Path, problem: Problem) -> str:
     return str(to.relative_to(directory))
 
 
-def _fill(path: Path, offset: int, count: int) -> None:
+def _fill(path: Path, offset: int, count: int, places: Places) -> None:
     """What can be read of a damaged range as whole entries, and entries that say nothing in place of the rest."""
     segment = Segment(path)
     salt, base = segment.salt, segment.base
     position = base + offset - SECTOR_BYTES
     until = position + count
-    kept = salvaged(segment, position, until)
+    kept = salvaged(segment, position, until, places)
     segment.close()
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for one in kept:
+            if one.entry is None:
+                continue
             _fill_empty(fd, position, one.position, salt, base)
             _write(fd, one.entry, one.position - base + SECTOR_BYTES)
             position = one.next
