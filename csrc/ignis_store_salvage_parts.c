@@ -219,14 +219,14 @@ static void take_place(ign_load_walk *l, uint8_t *payload, const uint8_t *part, 
         l->rc = ign_places_take(l->places, magazine, ign_get16(part), first, (uint32_t)(at + count - first), &l->missing);
 }
 
-/* No record of it holds. It stays when only its records can have been damaged; else it is counted, if it can be told how many they were. */
+/* No record of it holds. It stays when only its records can have been damaged; else it is counted: as one, if its index does not hold, until
+ * the pointers behind it say how many they were. */
 static void lose_part(ign_load_walk *l, uint8_t *payload, uint8_t *part, uint32_t bytes)
 {
     ign_segment segment;
     bool sealed = ign_segment_open(part + IGN_PART, bytes, &segment) == IGN_OK;
-    uint32_t had = sealed ? segment.count : bytes > IGN_SEGMENT_HEADER_BYTES ? ign_batch_ends(part + IGN_PART, bytes) : 0;
+    uint32_t had = sealed ? segment.count : 1;
     const ign_place *place = ign_places_find(l->places, ign_get32(l->magazine), ign_get16(part));
-    had = had != 0 ? had : 1;
     l->mended = true;
     l->salvaged.damaged += had;
     if (l->typed && sealed) {

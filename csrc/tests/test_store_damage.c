@@ -582,6 +582,185 @@ static void places_that_nothing_vouches_for(void)
     }
 }
 
+/* -- the head of a part, and what stands around it -------------------------------------------------------------------------- */
+
+enum { HEADS = 3, PER_PART = 6, ZEROS = 0, NOISE = 1, ONES = 2 };
+
+typedef struct headed {
+    ign_store_io *io;
+    uint32_t m;
+    ign_slice at;              /* the entry's first batch */
+    uint64_t parts[HEADS + 1]; /* where each part's head is in the file; and the entry's end */
+    unsigned count;
+    char name[IGN_STORE_NAME_MAX];
+} headed;
+
+/* Ids 1 to 3, then an entry of `count` parts of six (10.., 20.., 30..), then 40 to 42 behind it; all in one shard, or in both in turn. */
+static headed make_headed(unsigned count, bool both)
+{
+    static uint8_t batches[HEADS][BATCH_MAX];
+    headed h = {.io = open_without_flushes(), .count = count};
+    ign_store *store = open_small(h.io);
+    ign_store_part parts[HEADS];
+    ign_store_mark mark;
+    h.m = declare(store);
+    load(store, h.m, 3, 1);
+    for (unsigned i = 0; i < count; i++)
+        parts[i] = (ign_store_part){.shard = both ? (uint16_t)(i % 2) : 0, .batch = batches[i],
+                                    .bytes = batch_make(batches[i], PER_PART, 10 + 10 * i, 21 + i)};
+    CHECK_EQ(ign_store_load(store, h.m, parts, (uint16_t)count, NULL, &mark), IGN_OK);
+    h.at = slice_at(store, h.m, parts[0].first);
+    h.parts[0] = h.at.file_offset - 16;
+    for (unsigned i = 0; i < count; i++)
+        h.parts[i + 1] = h.parts[i] + 16 + ((parts[i].bytes + 7) & ~(uint64_t)7);
+    ign_segment_name(h.name, h.at.generation, h.at.number);
+    load(store, h.m, 3, 40);
+    flush(store);
+    ign_store_close(store);
+    CHECK_EQ(h.io->list(h.io, remove_control, h.io), 0);
+    save(h.io);
+    return h;
+}
+
+static void end_headed(headed *h)
+{
+    let_go();
+    store_dir_close(h->io);
+}
+
+static void overwrite(ign_store_io *io, const char *name, uint64_t at, unsigned bytes, int how)
+{
+    static uint8_t with[4096];
+    static uint32_t random = 1;
+    int file;
+    for (unsigned i = 0; i < bytes; i++) {
+        random = random * 1664525 + 1013904223;
+        with[i] = how == NOISE ? (uint8_t)(random >> 24) : how == ONES ? 0xff : 0;
+    }
+    CHECK_EQ(io->open(io, name, false, &file), 0);
+    CHECK_EQ(io->write(io, file, with, bytes, at), 0);
+    io->close(io, file);
+}
+
+static uint64_t ids_of(const headed *h, unsigned but)
+{
+    uint64_t all = bits(1, 3) | bits(40, 42);
+    for (unsigned i = 0; i < h->count; i++)
+        all |= i == but ? 0 : bits(10 + 10 * i, 10 + 10 * i + PER_PART - 1);
+    return all;
+}
+
+/* `most` of the records may be gone, of that part; all others are there, and what is gone is counted. */
+static void check_headed(const headed *h, unsigned part, unsigned most)
+{
+    unsigned unreadable;
+    ign_store *store = open_small(h->io);
+    uint64_t seen = readable(store, h->m, &unreadable), all = ids_of(h, HEADS);
+    unsigned gone = (unsigned)__builtin_popcountll(all & ~seen);
+    CHECK((seen & ~all) == 0 && (seen & ids_of(h, part)) == ids_of(h, part));
+    CHECK(gone <= most && unreadable <= gone);
+    CHECK_EQ(figures(store).damaged_records, gone);
+    CHECK(gone == 0 || figures(store).damaged_bytes != 0);
+    load(store, h->m, 2, 50);
+    ign_store_close(store);
+    store = open_small(h->io);
+    CHECK_EQ(readable(store, h->m, &unreadable), seen | bits(50, 51));
+    ign_store_close(store);
+    restore(h->io);
+}
+
+/* Each field of a part's head, and of its batch's, and of both: zeros, noise, ones; first, middle and last part. Nothing at all is lost. */
+static void fields_of_a_part(void)
+{
+    static const struct {
+        unsigned at, bytes;
+    } fields[] = {{8, 8}, {8, 4}, {12, 4}, {12, 2}, {14, 2}, {0, 2}, {4, 4}, {6, 2}, {16, 8}, {20, 4}, {32, 8}, {0, 16}, {4, 12}, {0, 24}, {4, 36}};
+    for (unsigned count = 1; count <= HEADS; count += HEADS - 1)
+        for (int both = 0; both < 2; both++) {
+            headed h = make_headed(count, both == 1);
+            for (unsigned part = 0; part < count; part++)
+                for (unsigned f = 0; f < sizeof fields / sizeof *fields; f++)
+                    for (int how = ZEROS; how <= ONES; how++) {
+                        overwrite(h.io, h.name, h.parts[part] + fields[f].at, fields[f].bytes, how);
+                        check_headed(&h, part, 0);
+                    }
+            end_headed(&h);
+        }
+}
+
+/* The head of each part, all at once, as far as somebody can be told from another. */
+static void pointers_of_all_parts(void)
+{
+    for (int both = 0; both < 2; both++) {
+        headed h = make_headed(HEADS, both == 1);
+        for (int how = ZEROS; how <= ONES; how++) {
+            for (unsigned part = 0; part < HEADS; part++)
+                overwrite(h.io, h.name, h.parts[part] + 8, 8, how);
+            check_headed(&h, HEADS, 0);
+        }
+        end_headed(&h);
+    }
+}
+
+/* From the entry's own header on, or from the LOAD's, over more and more of it. What stands behind the part in which it ends is there. */
+static void the_header_of_an_entry(void)
+{
+    for (unsigned count = 1; count <= HEADS; count += HEADS - 1) {
+        headed h = make_headed(count, false);
+        for (unsigned from = 0; from <= 24; from += 24)
+            for (unsigned bytes = 4; bytes + from <= h.parts[1] - h.parts[0] + 32; bytes += 4)
+                for (int how = ZEROS; how <= ONES; how++) {
+                    unsigned heads = 24 + 8 + 16 + 24, over = from + bytes;
+                    overwrite(h.io, h.name, h.parts[0] - 32 + from, bytes, how);
+                    check_headed(&h, 0, over <= heads ? 0 : PER_PART);
+                }
+        end_headed(&h);
+    }
+}
+
+/* A message that has a part in it, with the place that comes next, is a message and nothing else. */
+static void a_part_in_a_message(void)
+{
+    static uint8_t batch[BATCH_MAX], other[BATCH_MAX], inner[256];
+    ign_store_io *io = open_without_flushes();
+    ign_store *store = open_small(io);
+    uint32_t m = declare(store), bytes = batch_make(inner + 16, 1, 60, 24);
+    ign_store_mark mark;
+    unsigned unreadable;
+    load(store, m, 3, 1);
+    memset(inner, 0, 16);
+    ign_put32(inner + 4, bytes);
+    ign_put64(inner + 8, 4 + 2);
+    ign_segment_seal(inner + 16, m, 0, 4 + 2);
+    uint32_t inside = 16 + ((bytes + 7) & ~7u), at = 24 + 2 * 8;
+    ign_segment_begin(batch, 2, 0); /* its second record, at a multiple of 8 as a part would be */
+    memset(batch + at, 0, 16);
+    batch[at] = 5;
+    memset(batch + at + 16, 0, 8);
+    batch[at + 16] = 6;
+    memcpy(batch + at + 24, inner, inside);
+    inside += 8;
+    ign_segment_put_index(batch, 0, 16, ign_crc32c(0, batch + at, 16));
+    ign_segment_put_index(batch, 1, 16 + inside, ign_crc32c(0, batch + at + 16, inside));
+    ign_segment_finish(batch);
+    ign_store_part parts[2] = {{.batch = batch, .bytes = at + 16 + inside},
+                               {.shard = 1, .batch = other, .bytes = batch_make(other, 2, 20, 24)}};
+    CHECK_EQ(ign_store_load(store, m, parts, 2, NULL, &mark), IGN_OK);
+    ign_slice slice = slice_at(store, m, parts[0].first);
+    load(store, m, 2, 40);
+    flush(store);
+    ign_store_close(store);
+    CHECK_EQ(io->list(io, remove_control, io), 0);
+    char name[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, slice.generation, slice.number);
+    overwrite(io, name, slice.file_offset - 16, 16, ZEROS);
+    store = open_small(io);
+    uint64_t seen = readable(store, m, &unreadable);
+    CHECK(seen == (bits(1, 3) | bits(5, 6) | bits(20, 21) | bits(40, 41)) && unreadable == 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 /* -- files that are not there --------------------------------------------------------------------------------------------- */
 
 /* Five segments and more, with a checkpoint in the middle if that is asked for; what lives is in all of them. */
@@ -798,4 +977,8 @@ MAIN("store_damage", {
     RUN(every_byte_of_one_that_is_claimed);
     RUN(every_byte_of_one_that_is_moved);
     RUN(places_that_nothing_vouches_for);
+    RUN(fields_of_a_part);
+    RUN(pointers_of_all_parts);
+    RUN(the_header_of_an_entry);
+    RUN(a_part_in_a_message);
 })
