@@ -50,6 +50,19 @@ static uint64_t wrapped_end(const ign_load_walk *l, const uint8_t *payload, uint
     return fits && 8 + said >= at ? 8 + said : at;
 }
 
+/* The flags of a LOAD whose parts end at `at`: only a TRANSFER reloads, and due times are where they hold. Times that do not hold are no longer
+ * spoken of: all is due at once. Returns where it ends with them. */
+static uint64_t mend_flags(uint8_t *load, uint64_t at, uint64_t end, bool reloads)
+{
+    uint16_t flags = ign_get16(load + 4), reload = reloads && (flags & ~(IGN_LOAD_RELOAD | IGN_LOAD_LATER)) == 0 ? flags & IGN_LOAD_RELOAD : 0;
+    ign_put16(load + 4, reload | IGN_LOAD_LATER);
+    uint32_t dues = ign_dues_count(load, end);
+    if (dues != 0 && at + (uint64_t)dues * IGN_DUES_BYTES + IGN_DUES_END == end)
+        return end;
+    ign_put16(load + 4, reload);
+    return at;
+}
+
 /* The payload as that type has it. IGN_OK | IGN_EMPTY: nothing in it holds | IGN_E_NOMEM. */
 static int salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool header_holds, bool searches, ign_places *places, ign_salvaged *salvaged)
 {
@@ -77,15 +90,8 @@ static int salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool heade
     if (type == IGN_ENTRY_ONCE)
         memcpy(payload, payload + from, 4);
     *salvaged = l.salvaged;
-    if (type != IGN_ENTRY_MOVE && (ign_get16(payload + from + 4) & IGN_LOAD_LATER) != 0) {
-        /* Due times that do not hold where they are said to be are no longer spoken of: all is due at once. */
-        uint64_t end = wrapped ? l.limit : bytes;
-        uint32_t dues = ign_dues_count(payload + from, end - from);
-        if (dues != 0 && l.at + (uint64_t)dues * IGN_DUES_BYTES + IGN_DUES_END == end)
-            l.at = end;
-        else
-            ign_put16(payload + from + 4, (uint16_t)(ign_get16(payload + from + 4) & ~IGN_LOAD_LATER));
-    }
+    if (type != IGN_ENTRY_MOVE)
+        l.at = mend_flags(payload + from, l.at - from, (wrapped ? l.limit : bytes) - from, type == IGN_ENTRY_TRANSFER) + from;
     if (wrapped) {
         l.mended = l.mended || ign_get32(payload) != l.at - 8;
         ign_put32(payload, (uint32_t)(l.at - 8));

@@ -654,8 +654,11 @@ static uint64_t ids_of(const headed *h, unsigned but)
 static void check_headed(const headed *h, unsigned part, unsigned most)
 {
     unsigned unreadable;
+    ign_shard shard;
     ign_store *store = open_small(h->io);
     uint64_t seen = readable(store, h->m, &unreadable), all = ids_of(h, HEADS);
+    CHECK_EQ(ign_store_shard(store, h->m, 0, &shard), IGN_OK);
+    CHECK_EQ(shard.fire_counter, 0); /* no flag was believed that says otherwise */
     unsigned gone = (unsigned)__builtin_popcountll(all & ~seen);
     CHECK((seen & ~all) == 0 && (seen & ids_of(h, part)) == ids_of(h, part));
     CHECK(gone <= most && unreadable <= gone);
