@@ -24,7 +24,7 @@ class Salvaged:
 
 
 def salvaged(segment: Segment, position: int, until: int, places: Places) -> list[Salvaged]:
-    """The entries of a damaged range in which records were, in order. ``places`` are those before it, and then those behind it."""
+    """The entries of a damaged range in which records were, in order. ``places``: those before it, and then those behind it."""
     found = []
     for begin, end in segment.damaged_entries(position, min(until, segment.readable_end)):
         kind, payload, readable, unreadable, behind = salvage(
