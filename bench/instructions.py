@@ -363,7 +363,9 @@ def _machine() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true", help="keep these counts")
-    parser.add_argument("--functions", type=int, default=0, metavar="N", help="also the N functions of each step that take most")
+    parser.add_argument(
+        "--functions", type=int, default=0, metavar="N", help="also the N functions of each step that take most"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:

@@ -25,7 +25,10 @@ class IgnisError(Exception):
         """Adds which message of a call with many it is about, and how many of the first are stored."""
         text = str(self) if index is None else f"messages[{index}]: {self}"
         self.stored_messages = stored
-        self.args = (f"{text}; the first {stored:,} messages of the call are stored" if stored else text, *self.args[1:])
+        self.args = (
+            f"{text}; the first {stored:,} messages of the call are stored" if stored else text,
+            *self.args[1:],
+        )
 
 
 # -- the caller's mistake ------------------------------------------------------------------------------------

@@ -23,7 +23,11 @@ POWER_CUT = (
     Mutant("durability-none", _nothing, "none", judged="sync", expects="lost|resurrected"),
     Mutant("interval-as-sync", _nothing, "interval", judged="sync", expects="lost|resurrected"),
     Mutant(
-        "interval-never-flushed", faults.write_little, "interval", {"sync_interval_ms": 3_600_000}, expects="lost|resurrected"
+        "interval-never-flushed",
+        faults.write_little,
+        "interval",
+        {"sync_interval_ms": 3_600_000},
+        expects="lost|resurrected",
     ),
     Mutant("log-unflushed", faults.skip_flushes, expects="lost|resurrected"),
     Mutant("early-acknowledgement", faults.acknowledge_early, expects="lost|resurrected"),

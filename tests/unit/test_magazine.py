@@ -264,7 +264,9 @@ def test_a_bad_message_behind_the_first_transaction(bad: object, keys: list[str 
     with ignis.Ignis("memory://") as app:
         jobs = app.magazine("jobs", dict, max_message_bytes=1_000)
         many: list[Any] = [{}] * 9_000 + [bad]
-        with pytest.raises(ignis.IgnisError, match=said + ".*the first 8,192 messages of the call are stored") as caught:
+        with pytest.raises(
+            ignis.IgnisError, match=said + ".*the first 8,192 messages of the call are stored"
+        ) as caught:
             jobs.load_many(many, keys=keys)
         assert caught.value.stored_messages == jobs.pending() == 8_192
         with pytest.raises(ignis.IgnisError, match=said.replace("9000", "0")) as caught:

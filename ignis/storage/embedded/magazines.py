@@ -130,7 +130,13 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         expires_at_ms = 0 if ttl_s is None else self._directory.clock.expiry_ms(ttl_s)
         try:
             loaded = load_body(
-                known.log, known.number, shard, body, flags, expires_at_ms=expires_at_ms, durable=known.durability == "sync"
+                known.log,
+                known.number,
+                shard,
+                body,
+                flags,
+                expires_at_ms=expires_at_ms,
+                durable=known.durability == "sync",
             )
         except (QueueNotFoundError, NoShardError):
             return None  # made anew, or with other shards
