@@ -289,13 +289,16 @@ class Connection(asyncio.BufferedProtocol):
         client does not read within ``write_timeout_s``."""
         if self._closing or self.closed:
             return
+        self._write_last(exc)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _write_last(self, exc: BaseException | None) -> None:
         if exc is not None:
             self.write(self._machine.fatal(exc))
         self._closing = True
         self.stuck_since_s = self._now()
         self.flush_planned()
-        if self._transport is not None:
-            self._transport.close()
 
     def part(self, exc: BaseException | None = None) -> None:
         """Ends one half of the connection: behind what was written (and, with an error, the reason) the client finds the end.
@@ -307,11 +310,7 @@ class Connection(asyncio.BufferedProtocol):
         if not transport.can_write_eof():
             self.end(exc)
             return
-        if exc is not None:
-            self.write(self._machine.fatal(exc))
-        self._closing = True
-        self.stuck_since_s = self._now()
-        self.flush_planned()
+        self._write_last(exc)
         self._parted = True
         if not transport.is_closing():
             transport.write_eof()
