@@ -16,7 +16,6 @@ def load_body(Log log not None, uint32_t number, shard, bytes body not None, uin
     cdef uint8_t small[SMALL_SEGMENT]
     cdef uint8_t id[16]
     cdef uint8_t *segment = small
-    cdef uint8_t *record
     cdef uint64_t at_us = now_us()
     cdef ign_store_part part
     cdef Call call
@@ -34,11 +33,7 @@ def load_body(Log log not None, uint32_t number, shard, bytes body not None, uin
     try:
         log._enter()
         with nogil:
-            record = segment + (segment_bytes - size)
-            ign_segment_begin(segment, 1, expires_at_ms)
-            encode_into(record, flags & 15, id, at_us, NULL, 0, NULL, 0, data, body_bytes)
-            ign_segment_put_index(segment, 0, <uint32_t>size, ign_crc32c(0, record, size))
-            ign_segment_finish(segment)
+            put_alone(segment, segment_bytes, size, expires_at_ms, flags & 15, id, at_us, data, body_bytes)
             part.shard = <uint16_t>place
             part.batch = segment
             part.bytes = <uint32_t>segment_bytes

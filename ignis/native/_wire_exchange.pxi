@@ -108,7 +108,6 @@ cdef class Outgoing:
         cdef uint64_t at_us = now_us()
         cdef bytes front
         cdef uint8_t *segment
-        cdef uint8_t *record
         cdef Outgoing made
         if size > <size_t>IGN_FRAME_MAX_PAYLOAD:
             raise ValueError(f"a body of {len(body)} bytes")
@@ -118,13 +117,9 @@ cdef class Outgoing:
         made._headed = True
         made.nbytes -= IGN_FRAME_HEADER_BYTES
         segment = <uint8_t *>PyBytes_AS_STRING(front) + <size_t>len(front) - segment_bytes
-        record = segment + (segment_bytes - size)
         next_id(at_us, made._id)
-        ign_segment_begin(segment, 1, 0)
-        encode_into(record, flags & 15, made._id, at_us, NULL, 0, NULL, 0,
-                    <const uint8_t *>PyBytes_AS_STRING(body), <size_t>len(body))
-        ign_segment_put_index(segment, 0, <uint32_t>size, ign_crc32c(0, record, size))
-        ign_segment_finish(segment)
+        put_alone(segment, segment_bytes, size, 0, flags & 15, made._id, at_us,
+                  <const uint8_t *>PyBytes_AS_STRING(body), <size_t>len(body))
         return made
 
     @property

@@ -74,6 +74,10 @@ cdef void encode_into(uint8_t *dst, uint8_t flags, const uint8_t *id, uint64_t e
                       const uint8_t *key, size_t key_len, const uint8_t *meta, size_t meta_len,
                       const uint8_t *body, size_t body_len) noexcept nogil
 
+# The finished batch of one such record of `size` bytes, with no key and no meta, in the segment_bytes at dst. Needs no GIL.
+cdef void put_alone(uint8_t *dst, size_t segment_bytes, size_t size, uint64_t expires_at_ms, uint8_t flags, const uint8_t *id,
+                    uint64_t enqueued_at_us, const uint8_t *body, size_t body_len) noexcept nogil
+
 
 # -- a batch from C pointers ----------------------------------------------------------------------------------------
 

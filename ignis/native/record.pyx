@@ -222,6 +222,15 @@ cdef void encode_into(uint8_t *dst, uint8_t flags, const uint8_t *id, uint64_t e
     ign_record_encode(&rec, dst)
 
 
+cdef void put_alone(uint8_t *dst, size_t segment_bytes, size_t size, uint64_t expires_at_ms, uint8_t flags, const uint8_t *id,
+                    uint64_t enqueued_at_us, const uint8_t *body, size_t body_len) noexcept nogil:
+    cdef uint8_t *record = dst + (segment_bytes - size)
+    ign_segment_begin(dst, 1, expires_at_ms)
+    encode_into(record, flags, id, enqueued_at_us, NULL, 0, NULL, 0, body, body_len)
+    ign_segment_put_index(dst, 0, <uint32_t>size, ign_crc32c(0, record, size))
+    ign_segment_finish(dst)
+
+
 cdef bytes encoded(const ign_record *rec):
     cdef size_t size = ign_record_size(rec)
     if size == SIZE_MAX:

@@ -17,8 +17,7 @@ from libc.string cimport memcpy, memset
 from ignis.native.gate cimport CallGate
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, PackedBatch, ign_segment
 from ignis.native.record cimport (
-    encode_into, ign_crc32c, ign_segment_begin, ign_segment_finish, ign_segment_get, ign_segment_open, ign_segment_put_index,
-    ign_segment_size, next_id, now_us, record_bytes, text_of_id,
+    ign_segment_get, ign_segment_open, ign_segment_size, next_id, now_us, put_alone, record_bytes, text_of_id,
 )
 from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,

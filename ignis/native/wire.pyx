@@ -19,9 +19,8 @@ from libc.string cimport memcpy, memmove, memset, strerror
 
 from ignis.native.frame cimport IGN_FRAME_HEADER_BYTES, IGN_FRAME_MAX_PAYLOAD, ign_frame, ign_frame_decode, ign_frame_put_header
 from ignis.native.record cimport (
-    IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close, encode_into,
-    ign_crc32c, ign_segment, ign_segment_begin, ign_segment_finish, ign_segment_open, ign_segment_put_index, ign_segment_size,
-    next_id, now_us, record_bytes, text_of_id,
+    IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close, ign_segment,
+    ign_segment_open, ign_segment_size, next_id, now_us, put_alone, record_bytes, text_of_id,
 )
 from ignis.native.wait cimport ign_now_ns
 
