@@ -76,7 +76,10 @@ def in_parts(
             size *= 2
         at += len(part)
     if refused is not None:
-        raise refused
+        try:
+            raise refused
+        finally:
+            del refused  # with its traceback it would keep alive whoever called
 
 
 def _shorten(items: list[Transfer], begin: int, end: int, *ways: Callable[[bytes], bytes]) -> bool:

@@ -111,41 +111,44 @@ class IntervalFlusher:
     def __init__(self, of: Log, every_ms: int) -> None:
         self._said = _Said()
         self._seen = 0
-        self._interval = Interval(of, every_ms)
+        self.interval = Interval(of, every_ms)
 
     @property
     def untold(self) -> bool:
         """Whether `check` will raise."""
-        return self._interval.untold
+        return self.interval.untold
 
     def check(self) -> None:
         """Raises what the last flush that failed met, once."""
-        failed = self._interval.take()
+        failed = self.interval.take()
         if failed is not None:
             self.tell()
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # with its traceback it would keep alive whoever called, and what they read into
 
     def tell(self) -> None:
         """Into the program's log: for the maintenance's rounds, as the thread itself has no Python."""
-        failures = self._interval.failures
+        failures = self.interval.failures
         if failures != self._seen:
             self._seen = failures
-            failed = self._interval.failure()
+            failed = self.interval.failure()
             if failed is not None:
                 self._said.say("interval", failed)
 
     @contextmanager
     def resting(self, timeout_s: float) -> Iterator[None]:
         """Nothing is flushed during the block. Raises WaitTimeoutError."""
-        if not self._interval.rest(timeout_s):
+        if not self.interval.rest(timeout_s):
             raise WaitTimeoutError(f"store: {self._NAME} does not come to rest within {timeout_s:g} s")
         try:
             yield
         finally:
-            self._interval.go_on()
+            self.interval.go_on()
 
     def close(self, timeout_s: float) -> None:
         """Idempotent. Raises WaitTimeoutError; may then be called again."""
-        if not self._interval.close(timeout_s):
+        if not self.interval.close(timeout_s):
             raise WaitTimeoutError(f"store: {self._NAME} still runs after {timeout_s:g} s")
         self.tell()
