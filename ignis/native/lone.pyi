@@ -1,8 +1,11 @@
-from typing import final
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, final
 
 from typing_extensions import Self
 
-from ignis.native.store import Log
+from ignis.native.gate import CallGate
+from ignis.native.store import Interval, Log
 from ignis.native.wire import ClaimsFrame, FrameReader, ReadArea
 
 @final
@@ -49,3 +52,41 @@ class LoneAck:
     def retire(self, log: Log, number: int) -> int | None: ...
     def answer(self) -> bytes: ...
     def acknowledge(self, fd: int) -> tuple[int, bytes]: ...
+
+def transport_of(connection: Any) -> asyncio.Transport | None: ...
+
+@final
+class LoneLane:
+    def __new__(
+        cls,
+        gate: CallGate,
+        log: Log,
+        number: int,
+        interval: Interval | None,
+        sync: bool,
+        calls: dict[str, int],
+        claimant: Callable[[str], tuple[bytes, int]],
+        refused: Callable[[Any], None],
+    ) -> Self: ...
+
+@final
+class LonePending:
+    def __init__(self) -> NoReturn: ...
+    def flush(self) -> None: ...
+    def __call__(self, error: BaseException | None) -> None: ...
+
+@final
+class LoneLoads:
+    def __new__(
+        cls,
+        lone: LoneRequest,
+        inboxes: dict[str, Any],
+        known: dict[str, Any],
+        pumps: dict[str, Any],
+        turn: Iterator[int],
+        turns: Any,
+        poke: Callable[[str], None],
+        state: Any,
+        flushes: Any,
+    ) -> Self: ...
+    def take(self, session: Any, sender: Any, reader: FrameReader, size: int) -> bool: ...

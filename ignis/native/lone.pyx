@@ -13,9 +13,11 @@ from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from ignis.native.gate cimport CallGate
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, ign_segment, ign_segment_open
 from ignis.native.store cimport (
-    Log, ign_store_how, ign_store_load, ign_store_load_claimed, ign_store_mark, ign_store_part, ign_store_retire, ign_store_run,
+    Interval, Log, ign_store_flush, ign_store_how, ign_store_interval_failures, ign_store_load, ign_store_load_claimed,
+    ign_store_mark, ign_store_part, ign_store_retire, ign_store_run,
 )
 from ignis.native.wire cimport (
     IGN_WIRE_ACK_FRAME_BYTES, IGN_WIRE_SEND_BATCH, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32,
@@ -75,6 +77,7 @@ cdef enum:
 
 
 cdef uint64_t MOST_POINTER = <uint64_t>1 << 62
+cdef uint64_t OWN_TTL = <uint64_t>0xFFFFFFFFFFFFFFFF     # as its queue says
 
 
 cdef inline bint alone_in(ReadArea area, FrameReader reader, Py_ssize_t size):
@@ -119,8 +122,8 @@ cdef ssize_t send_parts(int fd, iovec *parts, size_t count) except -1:
         PyErr_CheckSignals()
 
 
-cdef tuple send_answer(int fd, const uint8_t *data, size_t size):
-    """Sends a frame without waiting. Returns how many bytes it has, and what of it the system did not take."""
+cdef Py_ssize_t send_frame(int fd, const uint8_t *data, size_t size) except -1:
+    """Sends without waiting; returns how many bytes the system took, as ``send_parts``."""
     cdef ssize_t sent
     cdef int number = 0
     while True:
@@ -128,12 +131,16 @@ cdef tuple send_answer(int fd, const uint8_t *data, size_t size):
             sent = send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
             number = errno
         if sent >= 0 or number != EINTR:
-            sent = max(sent, 0)
-            break
+            return max(sent, 0)
         PyErr_CheckSignals()
-    if sent == <ssize_t>size:
-        return <Py_ssize_t>size, b""
-    return <Py_ssize_t>size, PyBytes_FromStringAndSize(<const char *>data + sent, <ssize_t>size - sent)
+
+
+cdef tuple send_answer(int fd, const uint8_t *data, size_t size):
+    """Sends a frame without waiting. Returns how many bytes it has, and what of it the system did not take."""
+    cdef Py_ssize_t sent = send_frame(fd, data, size)
+    if sent == <Py_ssize_t>size:
+        return sent, b""
+    return <Py_ssize_t>size, PyBytes_FromStringAndSize(<const char *>data + sent, <Py_ssize_t>size - sent)
 
 
 @cython.final
@@ -208,6 +215,9 @@ cdef class LoneRequest:
     def look(self, FrameReader reader not None, Py_ssize_t size):
         """The name of the magazine, if the ``size`` bytes that the reader's connection has just received are such a request;
         else None."""
+        return self._look(reader, size)
+
+    cdef object _look(self, FrameReader reader, Py_ssize_t size):
         self._check()
         self._known = self._loaded = False
         if not alone_in(self._area, reader, size):
@@ -242,22 +252,26 @@ cdef class LoneRequest:
         cdef uint16_t chosen = <uint16_t>whole(any_shard, "any_shard", 0, 0xFFFF)
         cdef uint64_t expires = <uint64_t>whole(expires_at_ms, "expires_at_ms", 0, 1 << 62)
         cdef uint64_t at_ms = <uint64_t>whole(ms, "ms", 0, 1 << 62)
-        cdef const char *name = NULL if owner is None else PyBytes_AS_STRING(owner)
-        cdef ign_store_part part
-        cdef ign_store_how how
         cdef ign_store_mark mark
-        cdef int rc
         self._check()
         if not self._known or self._loaded or self._lent != self._area._lent:
             raise ValueError("there is no request to load: look first")
-        rc = ign_wire_lone_shard(&self._lone, most, &self._shard)
-        if rc == IGN_FULL and chosen < most:
-            self._shard = chosen
+        return self._first if self._load(log, magazine, most, chosen, expires, owner, at_ms, &mark) else None
+
+    cdef bint _load(self, Log log, uint32_t magazine, uint16_t shards, uint16_t any_shard, uint64_t expires, bytes owner,
+                    uint64_t at_ms, ign_store_mark *mark) except -1:
+        """`load` of what was looked at. The mark: where the log ended behind it."""
+        cdef const char *name = NULL if owner is None else PyBytes_AS_STRING(owner)
+        cdef ign_store_part part
+        cdef ign_store_how how
+        cdef int rc = ign_wire_lone_shard(&self._lone, shards, &self._shard)
+        if rc == IGN_FULL and any_shard < shards:
+            self._shard = any_shard
         elif rc != IGN_OK:
-            return None
+            return False
         self._make_room()
         if ign_wire_lone_put(&self._lone, self._segment, expires, &self._count) != IGN_OK:
-            return None
+            return False
         part.shard = self._shard
         part.batch = self._segment
         part.bytes = <uint32_t>self._lone.segment_bytes
@@ -268,17 +282,17 @@ cdef class LoneRequest:
         self._busy = True
         with nogil:
             if name == NULL:
-                rc = ign_store_load(log._store, magazine, &part, 1, &how, &mark)
+                rc = ign_store_load(log._store, magazine, &part, 1, &how, mark)
             else:
-                rc = ign_store_load_claimed(log._store, magazine, &part, 1, name, at_ms, &how, &mark)
+                rc = ign_store_load_claimed(log._store, magazine, &part, 1, name, at_ms, &how, mark)
         self._busy = False
         if rc == IGN_EMPTY or rc == IGN_E_BUSY or rc == IGN_E_NOMEM or rc == IGN_E_INVALID or rc == IGN_E_UNKNOWN:
             log._leave()
-            return None
+            return False
         log._checked(rc)
         self._loaded = True
         self._first = part.first
-        return part.first
+        return True
 
     cdef int _make_room(self) except -1:
         if self._room < self._lone.segment_bytes:
@@ -388,3 +402,4 @@ cdef class LoneRequest:
 
 
 include "_lone_ack.pxi"
+include "_lone_lane.pxi"

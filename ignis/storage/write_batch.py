@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ignis.native import PackedBatch
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneLane, LoneRequest
 from ignis.storage.records import Claim, FireResult, Pointers
 
 __all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "LoneReceiver", "PendingSync", "WriteBatch"]
@@ -155,6 +155,11 @@ class AtOnce:
         made. Raises why it is refused. What a taker was given is to be undone in both cases.
         """
         return False
+
+    def lone_lane(self, magazine: str) -> LoneLane | None:
+        """A straighter way than `try_load_lone`, for who knows when it is to be given up: when the magazine is declared anew or
+        dropped. None where there is none."""
+        return None
 
     def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
         """A small delete by itself, of a request where it was received, as `try_together` makes it: True when it is as durable

@@ -27,6 +27,7 @@ from ignis.errors import IgnisError, InvalidNameError
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native.lone import LoneLoads
 from ignis.storage.checks import check_magazine
 from ignis.storage.later import LATER_SUFFIX
 
@@ -68,6 +69,11 @@ class Application:
         self._broker = broker
         self._inboxes: dict[str, PublishBuffer] = {}
         self._pumps: dict[str, Dispatcher] = {}
+        self.loads = LoneLoads(
+            broker.lone, self._inboxes, self.facts.remembered, self._pumps, self.facts.turn, self.turns, self.poke,
+            broker.state, broker.flushes,
+        )  # fmt: skip
+        """What comes alone, as far as nothing is to be looked up for it."""
         self._renewing = ClaimRenewal(self.context)
         self._pauses_due_s = 0.0
 

@@ -17,7 +17,7 @@ from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError
 from ignis.log_format import event_text
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest, transport_of
 from ignis.native.wire import ClaimsFrame, FrameReader
 
 __all__ = ["Connection"]
@@ -54,12 +54,13 @@ class Connection(asyncio.BufferedProtocol):
         self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
         # Not by two calls of Python: the event loop asks before each read.
         self.get_buffer = self._machine.arriving.get_buffer  # type: ignore[method-assign]
-        self._transport: asyncio.Transport | None = None
-        self._fd = -1
-        """The socket's number on a connection without TLS, as long as its transport is open."""
-        self._out: list[bytes | memoryview] = []
+        self.transport: asyncio.Transport | None = None
+        self.fd = -1
+        """The socket's number on a connection without TLS, as long as its transport is open and takes anything."""
+        self.out: list[bytes | memoryview] = []
+        """What goes out next."""
         self._out_bytes = 0
-        self._flush_planned = False
+        self.flush_is_planned = False
         self._paused_by: set[str] = set()
         self._paused_writing = False
         self._closing = False
@@ -110,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def outbound_bytes(self) -> int:
         """What the client has not read yet."""
-        return self._out_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        return self._out_bytes + (0 if self.transport is None else self.transport.get_write_buffer_size())
 
     def over_outbound(self) -> bool:
         """Whether it leaves more unread than it may: then it is given nothing more."""
@@ -126,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         if self._take_received(nbytes):
-            if self._out:
+            if self.out:
                 self._look_at_outbound()
             return
         try:
@@ -170,29 +171,29 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, frame: bytes | memoryview) -> None:
         """Everything written in one turn of the loop goes out in one call."""
-        if self.closed or self._transport is None:
+        if self.closed or self.transport is None:
             return
-        self._out.append(frame)
+        self.out.append(frame)
         self._out_bytes += len(frame)
-        if not self._flush_planned:
-            self._flush_planned = True
+        if not self.flush_is_planned:
+            self.flush_is_planned = True
             self._flushes.plan(self)
 
     def flush(self) -> None:
         """What was written goes out now: what follows in this turn of the loop may take a while."""
-        transport = self._transport
-        if not self._out or transport is None or self.closed or self._parted:
+        transport = self.transport
+        if not self.out or transport is None or self.closed or self._parted:
             return
-        out, size = self._out, self._out_bytes
-        self._out, self._out_bytes = [], 0
+        out, size = self.out, self._out_bytes
+        self.out, self._out_bytes = [], 0
         if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
             out = [b"".join(out)]
         self._state.bytes_out += size
         sent = 0
-        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+        if self.fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
             # The event loop's own write waits for the end of the turn.
             try:
-                sent = os.write(self._fd, out[0]) if len(out) == 1 else os.writev(self._fd, out)
+                sent = os.write(self.fd, out[0]) if len(out) == 1 else os.writev(self.fd, out)
             except OSError:
                 sent = 0  # no room, or the connection is broken, which the transport finds out in its own way
         if sent == size:
@@ -202,17 +203,21 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(memoryview(data)[sent:] if sent else data)
             sent = max(0, sent - len(data))
 
+    def end_pending(self, count: int) -> None:
+        """So many pending requests less: their answers are being sent."""
+        self._machine.pending -= count
+
     def await_answer(self) -> None:
         """One pending request more: one that was taken before it was known to be one."""
         self._machine.pending += 1
 
     def acknowledge(self, lone: LoneRequest | LoneAck) -> None:
         """Sends the answer to a request that was never pending: at once, unless something else is to go out with it."""
-        transport = self._bare()
+        transport = transport_of(self)
         if transport is None:
             self.write(lone.answer())
             return
-        size, rest = lone.acknowledge(self._fd)
+        size, rest = lone.acknowledge(self.fd)
         self._state.bytes_out += size
         if rest:
             transport.write(rest)
@@ -221,39 +226,25 @@ class Connection(asyncio.BufferedProtocol):
         """Sends the messages of a request that was received alone, from where they lie: for a subscription, or as what ends so
         many pending requests."""
         self._machine.pending -= count
-        transport = self._bare()
+        transport = transport_of(self)
         if transport is None:
             claims = ClaimsFrame()
             lone.put_into(claims)
             self.write(claims.frame(Command.DELIVER, request_id, _ALL))
             self.flush()
             return
-        size, rest = lone.deliver(self._fd, request_id)
+        size, rest = lone.deliver(self.fd, request_id)
         self._state.bytes_out += size
         if rest:
             transport.write(rest)
 
-    def _bare(self) -> asyncio.Transport | None:
-        """The transport, when the system is given what is sent without it: nothing else is to go out before, or together with
-        it."""
-        transport = self._transport
-        if (
-            self._fd < 0
-            or self._out
-            or transport is None
-            or transport.is_closing()
-            or transport.get_write_buffer_size()
-        ):
-            return None
-        return transport
-
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more, unless more is being done."""
         self._machine.pending -= count
-        if self._flush_planned or self._flushes.in_turn:
+        if self.flush_is_planned or self._flushes.in_turn:
             self.write(frames)
         elif not self.closed:
-            self._out.append(frames)
+            self.out.append(frames)
             self._out_bytes += len(frames)
             self.flush()
 
@@ -290,8 +281,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing or self.closed:
             return
         self._write_last(exc)
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def _write_last(self, exc: BaseException | None) -> None:
         if exc is not None:
@@ -304,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
         """Ends one half of the connection: behind what was written (and, with an error, the reason) the client finds the end.
         What it still sends is read and forgotten, because closing over it would cut off the rest of what was written. `hang_up`
         closes it. TLS knows no halves: there it is closed."""
-        transport = self._transport
+        transport = self.transport
         if self._closing or self.closed or transport is None:
             return
         if not transport.can_write_eof():
@@ -312,6 +303,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._write_last(exc)
         self._parted = True
+        self.fd = -1  # nothing more is given to the system
         if not transport.is_closing():
             transport.write_eof()
             if self._paused_by:
@@ -319,20 +311,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def hang_up(self) -> None:
         """Closes the connection that was parted, after what was written is sent. Idempotent."""
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def abort(self) -> None:
         """Closes the connection now."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # -- reading or not
 
     def pause(self, reason: str) -> None:
         """Stops reading the client, until every reason for it is gone."""
-        if not self._paused_by and self._transport is not None and not self._closing:
-            self._transport.pause_reading()
+        if not self._paused_by and self.transport is not None and not self._closing:
+            self.transport.pause_reading()
         self._paused_by.add(reason)
 
     def resume(self, reason: str) -> None:
@@ -340,9 +332,9 @@ class Connection(asyncio.BufferedProtocol):
         if reason not in self._paused_by:
             return
         self._paused_by.discard(reason)
-        if not self._paused_by and self._transport is not None and not (self._closing or self.closed):
+        if not self._paused_by and self.transport is not None and not (self._closing or self.closed):
             self.heard_s = self._now()  # it could not be heard meanwhile
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     @property
     def unread(self) -> bool:

@@ -138,8 +138,8 @@ class Dispatcher:
         self._by_thread = True
         """The next claim is a thread's, which also takes back what clients that died have held."""
         self._planned = False
-        self._empty_at = -1
-        """The magazine's sequence number when a claim last left nothing: as long as it stays there is nothing to claim."""
+        self._empty_at = -1, -1
+        """What `_count` was when a claim last left nothing: as long as it stays there is nothing to claim."""
         self._retry: asyncio.TimerHandle | None = None
 
     @property
@@ -286,15 +286,19 @@ class Dispatcher:
     def taker(self, messages: int, nbytes: int) -> DirectDelivery | None:
         """Who can be given so many messages that are about to be loaded; None when nobody has room for them all, or others
         may be pending, which go first."""
-        if self._firing or self._by_thread or not self.consumers or self._state.draining:
+        if self._firing or self._by_thread or self._state.draining:
             return None
         found = self._next()
         if found is None or found[1] < messages or found[0].max_bytes < nbytes:
             return None
         consumer = found[0]
-        if self._magazines.wait(self.magazine, -1, 0) != self._empty_at:
+        if self._count() != self._empty_at:
             return None
         return DirectDelivery(self, consumer, consumer.peer.owner)
+
+    def _count(self) -> tuple[int, int]:
+        """Changes with each load. The number of a magazine that was made anew begins anew."""
+        return self._facts.forgotten, self._magazines.wait(self.magazine, -1, 0)
 
     def look(self) -> None:
         """Does as `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
@@ -304,9 +308,9 @@ class Dispatcher:
     def _fire_at_once(self, consumer: Subscription, limit: int) -> Packed | None:
         """A claim by the event loop; None when it would have to wait."""
         magazines = self._magazines
-        sequence = magazines.wait(self.magazine, -1, 0)
+        count = self._count()
         # Not for who waits no longer: a load that is stored already may be announced a moment later.
-        if sequence == self._empty_at and not consumer.due:
+        if count == self._empty_at and not consumer.due:
             return _NOTHING
         max_bytes = min(consumer.max_bytes, _MOST_BYTES_AT_ONCE)
         claims = ClaimsFrame()
@@ -314,7 +318,7 @@ class Dispatcher:
         if result is None:
             return None
         if not result.more:
-            self._empty_at = sequence
+            self._empty_at = count
         return packed(claims, result)
 
     def _fire_in_thread(self, consumer: Subscription, limit: int) -> None:
@@ -385,18 +389,17 @@ class Dispatcher:
         peer.flush()
 
     def hand_over_lone(self, consumer: Subscription, lone: LoneRequest, runs: list[PointerRange]) -> None:
-        """`hand_over` of what was loaded for the consumer, from where it was received."""
-        self.delivered += lone.count
+        """`hand_over` of what was loaded for the consumer, from where it was received. It is sent first: what is to be noted can
+        wait, and the consumer does."""
         peer = consumer.peer
+        peer.deliver_lone(lone, consumer.request_id, 1 if consumer.once else 0)
+        self.delivered += lone.count
         peer.held.add(self.magazine, runs)
         if consumer.once:
             self.remove(consumer)
             consumer.over(consumer, None)
-            peer.deliver_lone(lone, consumer.request_id, 1)
-        else:
-            peer.deliver_lone(lone, consumer.request_id, 0)
-            if self._subscriptions and self._subscriptions[0] is consumer:
-                self._subscriptions.rotate(-1)
+        elif self._subscriptions and self._subscriptions[0] is consumer:
+            self._subscriptions.rotate(-1)
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:

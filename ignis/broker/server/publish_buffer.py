@@ -21,7 +21,7 @@ from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConfigError
 from ignis.log_format import event_text
 from ignis.native import ANY_SHARD, PackedBatch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneLane, LoneRequest
 from ignis.native.wire import route_batch
 from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.write_batch import PendingSync, WriteBatch
@@ -176,6 +176,8 @@ class PublishBuffer:
         self.bytes = 0
         self.loads = 0
         self.requests = 0
+        self.lane: LoneLane | None = None
+        """The way in for requests that come alone, while nothing else is on its way into the magazine. See `LoneLoads`."""
         self._magazines = context.magazines
         self._facts = context.facts
         self._poke = context.poke
@@ -191,6 +193,7 @@ class PublishBuffer:
 
     def put(self, sent: Sent) -> None:
         """Takes a request; its ``done`` is called when it is durable or refused."""
+        self.lane = None  # what comes alone now would overtake it
         self._waiting.append(sent)
         self.bytes += sent.nbytes
         self.requests += 1
@@ -220,12 +223,13 @@ class PublishBuffer:
         try:
             loaded = self._magazines.try_load_lone(self.magazine, lone, known.shards, any_shard, ttl_s, taking)
         except Exception as exc:
-            self._take_back(taking)
-            sender.lone_refused(lone, exc)
+            self.lone_failed(lone, taking, sender, exc)
             return True
         if loaded is False:
             self._take_back(taking)
             return False
+        if self.lane is None:
+            self.lane = self._magazines.lone_lane(self.magazine)
         if loaded is True:
             sender.lone_stored(lone)
             self.loads += 1
@@ -243,12 +247,23 @@ class PublishBuffer:
         self.bytes += nbytes
 
         def flushed(error: BaseException | None) -> None:
-            self.bytes -= nbytes
-            self.loads += 1
+            self.flushed(nbytes)
             done(error)
-            self._relieve()
 
         self._batcher.loaded(unflushed, flushed)
+
+    def flushed(self, nbytes: int) -> None:
+        """A request that came alone is durable, or refused."""
+        self.bytes -= nbytes
+        self.loads += 1
+        if self._blocked:
+            self._relieve()
+
+    def lone_failed(self, lone: LoneRequest, taking: DirectDelivery | None, sender: LoneSender, exc: Exception) -> None:
+        """Its load was refused."""
+        self.lane = None
+        self._take_back(taking)
+        sender.lone_refused(lone, exc)
 
     def _take_back(self, taking: DirectDelivery | None) -> None:
         """The load did not succeed."""

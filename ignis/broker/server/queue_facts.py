@@ -36,15 +36,19 @@ class QueueFacts:
         self.known_paused: set[str] = set()
         """The queues whose messages somebody waits for and that were found paused. Belongs to the event loop."""
         self._store = store
-        self._turn = itertools.count()
+        self.turn = itertools.count()
+        """Rises with every batch that has no shard of its own."""
+        self.forgotten = 0
+        """Rises when a magazine may have been made anew: what was counted of it before means nothing then."""
+        self.remembered: dict[str, Known] = {}
+        """What `known` found. Always the same dict; what is too old stays until `tidy`."""
         self._lock = threading.Lock()  # over those below
         self._shards: dict[str, int] = {}
         self._records: dict[str, tuple[float, QueueRecord | None]] = {}
-        self._known: dict[str, Known] = {}
 
     def next_shard(self) -> int:
-        """Rises with every batch that has no shard of its own."""
-        return next(self._turn)
+        """See `turn`."""
+        return next(self.turn)
 
     def remembers(self, magazine: str) -> bool:
         """Whether `shards` would answer from memory."""
@@ -52,7 +56,7 @@ class QueueFacts:
 
     def known(self, magazine: str) -> Known | None:
         """What `shards` and `ttl_ms` would answer from memory; None when the store would have to be asked for the shards."""
-        found = self._known.get(magazine)
+        found = self.remembered.get(magazine)
         if found is not None and time.monotonic() <= found.until_s:
             return found
         with self._lock:
@@ -64,7 +68,7 @@ class QueueFacts:
             found = Known(shards, None, now_s + _RECORD_S)
             if record is not None and now_s <= at_s + _RECORD_S:
                 found = Known(shards, record.message_expiry_s * 1000, at_s + _RECORD_S)
-            self._known[magazine] = found
+            self.remembered[magazine] = found
             return found
 
     def shards(self, magazine: str, *, fresh: bool = False) -> int:
@@ -74,7 +78,7 @@ class QueueFacts:
         if known is None or fresh:
             known = len(self._store.magazines.metadata(magazine))
             with self._lock:
-                self._known.pop(magazine, None)
+                self.remembered.pop(magazine, None)
                 self._shards[magazine] = known
         return known
 
@@ -94,8 +98,8 @@ class QueueFacts:
             record = self._store.queues.get(name)
             with self._lock:
                 self._records[name] = time.monotonic(), record
-                self._known.pop(name, None)
-                self._known.pop(name + SIDELINE_SUFFIX, None)
+                self.remembered.pop(name, None)
+                self.remembered.pop(name + SIDELINE_SUFFIX, None)
         return record
 
     def paused(self, magazine: str) -> bool:
@@ -106,13 +110,15 @@ class QueueFacts:
     def forget(self, magazine: str) -> None:
         """After a change of its declaration or its queue."""
         with self._lock:
-            self._known.pop(magazine, None)
+            self.remembered.pop(magazine, None)
             self._shards.pop(magazine, None)
             self._records.pop(magazine.removesuffix(SIDELINE_SUFFIX), None)
+            self.forgotten += 1
 
     def tidy(self) -> None:
         """Forgets what is too old: names come from clients."""
         now_s = time.monotonic()
         with self._lock:
             self._records = {name: one for name, one in self._records.items() if now_s - one[0] <= _RECORD_S}
-            self._known = {name: one for name, one in self._known.items() if now_s <= one.until_s}
+            for name in [name for name, one in self.remembered.items() if now_s > one.until_s]:
+                del self.remembered[name]

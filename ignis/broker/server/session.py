@@ -106,6 +106,8 @@ class Session(Connection):
         self.owner = Owner("", Process())
         """The name in which its claims are made; known once the client is, and the same from then on."""
         self.principal: Principal = Anyone()
+        self.trusted = True
+        """Nothing that it asks for is forbidden, whoever it is."""
         self.instance = ""
         self.application: Application | None = None
         self._starved = False
@@ -138,11 +140,11 @@ class Session(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports are classes of their own.
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self.transport = transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         sock = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("ssl_object") is None:
-            self._fd = sock.fileno()
+            self.fd = sock.fileno()
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
         keep_alive(sock, self._settings.idle_timeout_s)
         transport.set_write_buffer_limits(high=self._settings.max_outbound_bytes)
@@ -155,7 +157,7 @@ class Session(Connection):
     def _displaced(self) -> None:
         """Its place is another's now. A TLS connection would wait for the client's answer to its end."""
         self.end(self._host.displaced(self))
-        if self._fd < 0:
+        if self.fd < 0:
             self.abort()
 
     def _say_broken(self, exc: IgnisError) -> None:
@@ -169,9 +171,9 @@ class Session(Connection):
 
     def flush_planned(self) -> None:
         """The `flush` that was planned: what was held back meanwhile may go on."""
-        self._flush_planned = False
+        self.flush_is_planned = False
         self.flush()
-        self._out.clear()  # of a connection that is gone
+        self.out.clear()  # of a connection that is gone
         self._out_bytes = 0
         if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
@@ -206,7 +208,11 @@ class Session(Connection):
             and not self._pieces
             and not self._state.draining
             and (not pending or pending < self._settings.max_pending)
-            and (self._sending.take_received(size) or self._acks.take_received(size))
+            and (
+                (self.trusted and self.application.loads.take(self, self._sending, self._machine.arriving, size))
+                or self._sending.take_received(size)
+                or self._acks.take_received(size)
+            )
         )
 
     def _take(self, request: Request) -> None:
@@ -302,9 +308,9 @@ class Session(Connection):
     def _greet(self, request: Request) -> None:
         head = request.payload
         assert isinstance(head, Connect)
-        assert self._transport is not None
+        assert self.transport is not None
         certificate = ""
-        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
         if tls is not None:
             certificate = common_name(tls.getpeercert() or {})
         credentials = Credentials(head.token, head.user, head.password, certificate, self.peer, self.visitor.network)
@@ -328,6 +334,7 @@ class Session(Connection):
             self.end(exc)
             return
         self.principal = principal
+        self.trusted = type(principal) is Anyone
         self.application = application
         self.instance = head.instance
         resumed = self._host.take_up(self)

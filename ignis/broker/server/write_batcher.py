@@ -252,6 +252,12 @@ class WriteBatcher:
         if self._flushing:
             return  # what waits is flushed behind it, all at once
         unflushed, self._unflushed = self._unflushed, []
+        if len(unflushed) == 1 and self._flush_s <= _SLOW_FLUSH_S:
+            one, waiting = unflushed[0]
+            first: object = waiting[0] if waiting else None
+            if first is one:  # it tells its sender by itself: `LonePending`
+                self._flush_lone(one, waiting[0])
+                return
 
         def flush(_: None) -> float:
             began_s = time.monotonic()
@@ -285,3 +291,14 @@ class WriteBatcher:
             finish(exc)
         else:
             flushed(took_s)
+
+    def _flush_lone(self, one: PendingSync, answer: Callable[[BaseException | None], None]) -> None:
+        """`_flush` of the ordinary case: who publishes one message at a time waits for this."""
+        began_s = time.monotonic()
+        try:
+            one.flush()
+        except Exception as exc:
+            answer(exc)
+        else:
+            self._flush_s += _NEWEST_COUNTS * (time.monotonic() - began_s - self._flush_s)
+            answer(None)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ignis.errors import ClosedError, ConfigError, IgnisError, StoreBusyError, StoreFullError, WaitTimeoutError
 from ignis.log_format import event_text
-from ignis.native.store import Log
+from ignis.native.store import Interval, Log
 from ignis.private_files import make_directory
 from ignis.process_hooks import at_exit, on_fork
 from ignis.storage.checks import DURABILITIES
@@ -117,6 +117,11 @@ class Directory:
     def existing(self) -> list[str]:
         """The durability classes that the directory has."""
         return [name for name in DURABILITIES if (self.path / name).is_dir()]
+
+    @property
+    def interval(self) -> Interval | None:
+        """What flushes the log of durability ``interval``, once that is open."""
+        return None if self._flusher is None else self._flusher.interval
 
     def _open_log(self, durability: str) -> Log:
         path = self.path / durability

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError, StoreFullError
 from ignis.native import PackedBatch, Watch
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneLane, LoneRequest
 from ignis.native.store import NoShardError, Recall, load_body
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -369,6 +369,9 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
             loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
         self.calls["loads"] += loaded is not False
         return loaded
+
+    def lone_lane(self, magazine: str) -> LoneLane | None:
+        return self._writes.lone_lane(magazine, self.calls)
 
     def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
         deleted = self._writes.try_delete_lone(magazine, ack)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneLane, LoneRequest
 from ignis.native.store import Log, NoShardError
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.context import StoreContext
@@ -147,6 +147,19 @@ class Writes:
         if taker is not None:
             taker.give_lone(lone)
         return _Unflushed(self._store, found.log) if found.durability == "sync" else True
+
+    def lone_lane(self, magazine: str, calls: dict[str, int]) -> LoneLane | None:
+        """See `MagazineStore.lone_lane`."""
+        found = self._catalogue.remembered(magazine)
+        if found is None or not isinstance(found.log, Log):
+            return None
+        directory, sync = self._directory, found.durability == "sync"
+        interval = directory.interval if found.durability == "interval" else None
+        refused = directory.refused_loads.count
+        return LoneLane(self._store.gate, found.log, found.number, interval, sync, calls, self._claimant, refused)
+
+    def _claimant(self, owner: str) -> tuple[bytes, int]:
+        return self._store.stored_owner_bytes(owner), self._directory.clock.now_ms()
 
     def try_delete_lone(self, magazine: str, ack: LoneAck) -> _Unflushed | bool:
         """See `MagazineStore.try_delete_lone`."""

@@ -23,6 +23,7 @@ from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.native.lone import LoneRequest
 from ignis.storage.base import FireResult
 from ignis.storage.embedded import writes
+from ignis.storage.embedded.magazines import EmbeddedMagazines
 from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker, Wire
 from tests.support.embedded import held_by_another, lose_segment, refuse_writes, resting, settle
@@ -81,8 +82,27 @@ def figures(broker: RunningBroker) -> dict[str, int]:
 
 def watch_flushes(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Callable[[], None]], None]) -> None:
     """``watch`` is called, with what makes it, in place of each flush of what was written at once."""
-    real = writes._Unflushed.flush
+    real, loaded = writes._Unflushed.flush, WriteBatcher.loaded
     monkeypatch.setattr(writes._Unflushed, "flush", lambda self: watch(lambda: real(self)))
+
+    class Pending:
+        """That of a `LoneLane`."""
+
+        def __init__(self, pending: Any) -> None:
+            self._pending = pending
+
+        def flush(self) -> None:
+            watch(self._pending.flush)
+
+        def __call__(self, error: BaseException | None) -> None:
+            self._pending(error)
+
+    def watched(self: WriteBatcher, unflushed: Any, finish: Any) -> None:
+        if unflushed is finish:
+            unflushed = finish = Pending(unflushed)
+        loaded(self, unflushed, finish)
+
+    monkeypatch.setattr(WriteBatcher, "loaded", watched)
 
 
 def batch(text: str, nbytes: int = 0) -> PackedBatch:
@@ -180,6 +200,7 @@ def test_nothing_is_answered_before_it_was_flushed(
     """And what is delivered does not wait for it."""
     events: list[tuple[str, bool]] = []
     real_write, real_deliver, real_deliver_lone = Session.write_now, Session.deliver, Session.deliver_lone
+    real_end = Session.end_pending
 
     def note(what: str) -> None:
         now = figures(broker)
@@ -188,6 +209,10 @@ def test_nothing_is_answered_before_it_was_flushed(
     def answer(self: Session, frames: bytes, count: int) -> None:
         note("answered")
         real_write(self, frames, count)
+
+    def end_pending(self: Session, count: int) -> None:
+        note("answered")
+        real_end(self, count)
 
     def deliver(self: Session, frame: memoryview) -> None:
         note("delivered")
@@ -199,6 +224,7 @@ def test_nothing_is_answered_before_it_was_flushed(
 
     with client.subscribe("sync", 64):
         monkeypatch.setattr(Session, "write_now", answer)
+        monkeypatch.setattr(Session, "end_pending", end_pending)
         monkeypatch.setattr(Session, "deliver", deliver)
         monkeypatch.setattr(Session, "deliver_lone", deliver_lone)
         early = 0
@@ -233,6 +259,7 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
             taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
         raise StoreBusyError("planted")
 
+    monkeypatch.setattr(EmbeddedMagazines, "lone_lane", lambda *_: None)
     with broker.client(timeout_s=WAIT_S) as consumer:
         subscription = consumer.subscribe("none", 8)
         client.ask(requests.send("none", encode_record(b"0")))
