@@ -15,8 +15,9 @@ from ignis.broker.client import requests
 from ignis.broker.protocol.commands import OWN_TTL, Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.payloads import pack_send, pack_send_batch
-from ignis.broker.server.publish_commands import PublishCommands
+from ignis.broker.server.session import Session
 from ignis.native import ANY_SHARD, PackedBatch, Record, encode_frame, encode_record
+from ignis.storage.embedded.magazines import EmbeddedMagazines
 from tests.support import WAIT_S
 from tests.support.broker import RunningBroker, Wire
 
@@ -136,19 +137,19 @@ class Talk:
         self.direct = direct
 
 
-def talk(
-    path: Path, durability: str, uvloop: bool, monkeypatch: pytest.MonkeyPatch, alone: bool, **options: Any
-) -> Talk:
+def talk(path: Path, durability: str, uvloop: bool, monkeypatch: pytest.MonkeyPatch, way: str, **options: Any) -> Talk:
     direct: list[bool] = []
-    real = PublishCommands.take_received
+    real = Session._take_received
 
-    def take_received(self: PublishCommands, size: int) -> bool:
-        done = alone and real(self, size)
+    def take_received(self: Session, size: int) -> bool:
+        done = way != "ordinary" and real(self, size)
         direct.append(done)
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(PublishCommands, "take_received", take_received)
+        patched.setattr(Session, "_take_received", take_received)
+        if way != "lane":
+            patched.setattr(EmbeddedMagazines, "lone_lane", lambda *_: None)
         with RunningBroker(f"embedded://{path}", uvloop=uvloop, **options) as broker:
             answers, left = said(broker, durability)
             return Talk(answers, left, stored(broker, durability), sum(direct))
@@ -179,14 +180,16 @@ def said(broker: RunningBroker, durability: str) -> tuple[list[tuple[int, int, b
         return answers, figures(broker)
 
 
+@pytest.mark.parametrize("way", ["lone", "lane"])
 @pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
 @pytest.mark.parametrize("durability", ["none", "interval", "sync"])
 def test_the_answers_are_those_of_the_ordinary_way_byte_for_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str, uvloop: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str, uvloop: bool, way: str
 ) -> None:
-    options: dict[str, Any] = {"authenticator": Some()} if durability != "interval" else {}
-    ours = talk(tmp_path / "a", durability, uvloop, monkeypatch, True, **options)
-    theirs = talk(tmp_path / "b", durability, uvloop, monkeypatch, False, **options)
+    # Only who need not be asked whether they may has the lane.
+    options: dict[str, Any] = {"authenticator": Some()} if durability != "interval" and way != "lane" else {}
+    ours = talk(tmp_path / "a", durability, uvloop, monkeypatch, way, **options)
+    theirs = talk(tmp_path / "b", durability, uvloop, monkeypatch, "ordinary", **options)
     path_a, path_b = str(tmp_path / "a").encode(), str(tmp_path / "b").encode()
     assert [
         (command, number, payload.replace(path_a, path_b)) for command, number, payload in ours.answers
