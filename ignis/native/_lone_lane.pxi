@@ -113,17 +113,18 @@ cdef class LonePending:
 
     def __call__(self, error):
         cdef object session = self._session, transport
+        if error is None:
+            # Before anything is counted: the publisher waits for it.
+            transport = None if session.flush_is_planned or self._loads._flushes.in_turn else bare_transport(session)
+            if transport is None:
+                session.write(PyBytes_FromStringAndSize(<const char *>self._frame, IGN_WIRE_ACK_FRAME_BYTES))
+            else:
+                self._loads._send(session, transport, self._frame)
+            session.end_pending(1)
+            self._loads._state.messages_in += self._count
         self._inbox.flushed(<Py_ssize_t>self._nbytes)
         if error is not None:
             session.refuse(self._request_id, error)
-            return
-        self._loads._state.messages_in += self._count
-        session.end_pending(1)
-        transport = None if session.flush_is_planned or self._loads._flushes.in_turn else bare_transport(session)
-        if transport is None:
-            session.write(PyBytes_FromStringAndSize(<const char *>self._frame, IGN_WIRE_ACK_FRAME_BYTES))
-        else:
-            self._loads._send(session, transport, self._frame)
 
 
 @cython.final
