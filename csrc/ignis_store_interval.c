@@ -86,6 +86,9 @@ static void flush_now(ign_store_interval *i)
     int rc = flush_all(i->store), error = errno;
     pthread_mutex_lock(&i->mutex);
     i->flushing = false;
+#ifdef IGN_MUTANT_FAILURE_UNTOLD
+    rc = IGN_OK;
+#endif
     if (rc < 0) {
         i->failure = (ign_store_failure){.times = i->failure.times + 1, .code = rc, .error = error};
         atomic_store_explicit(&i->failures, i->failure.times, memory_order_release);
@@ -104,7 +107,11 @@ static void *run(void *arg)
     pthread_mutex_lock(&i->mutex);
     uint64_t next = behind(i->every_ns);
     while (!i->ending) {
+#ifdef IGN_MUTANT_NO_REST
+        if (false)
+#else
         if (i->resting != 0)
+#endif
             wait_until(i, UINT64_MAX);
         else if (ign_now_ns() < next)
             wait_until(i, next);

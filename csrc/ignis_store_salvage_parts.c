@@ -61,6 +61,9 @@ static bool find_place(const ign_load_walk *l, const uint8_t *part, const sample
 {
     *found = (ign_place){.magazine = ign_get32(l->magazine), .shard = ign_get16(part), .next = ign_get64(part + 8)};
     uint64_t first = found->next;
+#ifdef IGN_MUTANT_PLACE_UNPROVEN
+    return first != 0;
+#endif
     if (may_stand(l, found->magazine, found->shard, first) && proves(s, found->magazine, found->shard, first))
         return true;
     for (uint64_t i = 0; !l->moves && i < l->places->count; i++) {
@@ -271,9 +274,12 @@ static bool salvage_part(ign_load_walk *l, uint8_t *payload)
         return false; /* what follows is no part */
     }
     ign_put32(part + 4, bytes);
-    if (whole == 0)
+    if (whole == 0) {
         lose_part(l, payload, part, bytes);
-    else {
+#ifdef IGN_MUTANT_LOST_ENDS_ALL
+        return false;
+#endif
+    } else {
         ign_put16(part + 2, 0);
         l->proven = true;
         l->mended = l->mended || whole < had;
@@ -291,5 +297,7 @@ void ign_salvage_parts(ign_load_walk *l, uint8_t *payload)
     while (l->at <= l->limit && l->limit - l->at > IGN_PART + IGN_SEGMENT_HEADER_BYTES && salvage_part(l, payload))
         ;
     l->mended = l->mended || l->walked != l->parts;
+#ifndef IGN_MUTANT_MISSING_UNCOUNTED
     l->salvaged.damaged += l->missing;
+#endif
 }
