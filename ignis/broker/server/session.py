@@ -157,7 +157,7 @@ class Session(Connection):
     def _displaced(self) -> None:
         """Its place is another's now. A TLS connection would wait for the client's answer to its end."""
         self.end(self._host.displaced(self))
-        if self.fd < 0:
+        if self.fd < 0 and not self._parted:
             self.abort()
 
     def _say_broken(self, exc: IgnisError) -> None:
