@@ -6,11 +6,12 @@ magazines: the main one and its sideline.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -268,10 +269,12 @@ class Magazine(Generic[M]):
         deadline: Deadline | None = None,
     ) -> MessageIds:
         """Appends messages, 8,192 in each transaction. All are durable on return, and in order in each shard. Returns their ids
-        in order.
+        in order, which take 16 bytes each.
 
-        When a transaction fails, or one of its messages cannot be encoded or is too large, the earlier transactions stay stored:
-        the error says how many messages that are, and has them as ``stored_messages``.
+        What is no list or tuple is read as it is stored: the next 8,192 when the last are durable.
+
+        When a transaction fails, one of its messages cannot be encoded or is too large, or the generator that gives them raises,
+        the earlier transactions stay stored. The error says how many messages that are, and has them as ``stored_messages``.
 
         Args:
             messages: of the magazine's type.
@@ -282,25 +285,43 @@ class Magazine(Generic[M]):
 
         Raises what `load` raises.
         """
-        todo = messages if isinstance(messages, (list, tuple)) else _listed(messages, "messages")
-        if keys is not None:
-            if isinstance(keys, (str, bytes, bytearray, Mapping, Set)):
-                raise ConfigError(f"keys = {shown(keys)} is not a sequence with a key for each message")
-            keys = keys if isinstance(keys, (list, tuple)) else _listed(keys, "keys")
-            if len(keys) != len(todo):
-                raise ConfigError(f"{len(keys)} keys were given for {len(todo)} messages")
+        return MessageIds(
+            b"".join(self.load_parts(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline))
+        )
+
+    def load_parts(
+        self,
+        messages: Iterable[M],
+        *,
+        key: Callable[[M], str | bytes | None] | None = None,
+        keys: Sequence[str | bytes | None] | None = None,
+        headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
+        deadline: Deadline | None = None,
+    ) -> Iterator[bytes]:
+        """`load_many` step by step: gives the ids of each transaction, 16 bytes each, when it is durable.
+
+        ``key`` computes a message's key when the message is read. Other arguments and errors are those of `load_many`.
+        """
+        todo = _parts(messages, key, keys)
         encode_all = self.codec.encode_all
         meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
-        ids: list[bytes] = []  # of each part, one behind the other
         start = 0
-        try:
-            for start in range(0, len(todo), _CHUNK_BODIES):
-                part = todo[start : start + _CHUNK_BODIES]
+        while True:
+            try:
+                part, part_keys = next(todo)
+            except StopIteration:
+                return
+            except Exception as exc:  # of the generator that gives the messages, or of `key`
+                if start:
+                    _tell_stored(exc, start)
+                raise
+            try:
                 shards = self.shards
-                batches, part_ids = PackedBatch.pack_bodies(
+                batches, ids = PackedBatch.pack_bodies(
                     encode_all(part),
                     flags=self.codec.flags,
-                    keys=None if keys is None else [encode_key(key) for key in keys[start : start + _CHUNK_BODIES]],
+                    keys=None if part_keys is None else [encode_key(one) for one in part_keys],
                     shards=shards,
                     any_shard=next(self._next_shard) % shards,
                     metas=[meta] * len(part) if meta else None,
@@ -308,19 +329,21 @@ class Magazine(Generic[M]):
                 )
                 dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
                 self.load_batches(batches, shards, dues_ms, deadline)
-                ids.append(part_ids)
-        except IgnisError as exc:
-            if len(todo) > 1:
-                refused = isinstance(exc, (InvalidMessageError, MessageTooLargeError, ConfigError))
-                exc.tell_of_many(self._first_bad(todo, keys, start) if refused else None, start)
-            raise
-        return MessageIds(b"".join(ids))
+            except IgnisError as exc:
+                if start or len(part) > 1:
+                    refused = isinstance(exc, (InvalidMessageError, MessageTooLargeError, ConfigError))
+                    bad = self._first_bad(part, part_keys) if refused else None
+                    exc.tell_of_many(None if bad is None else start + bad, start)
+                raise
+            start += len(part)
+            del batches, part, part_keys  # the next are read before they would be let go
+            yield ids
 
-    def _first_bad(self, messages: Sequence[Any], keys: Sequence[Any] | None, start: int) -> int | None:
+    def _first_bad(self, messages: Sequence[Any], keys: Sequence[Any] | None) -> int | None:
         """The first message of a part that is refused, or whose key is."""
-        for index in range(start, min(start + _CHUNK_BODIES, len(messages))):
+        for index, message in enumerate(messages):
             try:
-                if len(self.codec.encode_checked(messages[index])) > self.max_message_bytes:
+                if len(self.codec.encode_checked(message)) > self.max_message_bytes:
                     return index
                 if keys is not None:
                     encode_key(keys[index])
@@ -497,16 +520,17 @@ class _Sideline(Magazine[M]):
         """Refused. Raises ConfigError."""
         raise self._refused()
 
-    def load_many(
+    def load_parts(
         self,
         messages: Iterable[M],
         *,
+        key: Callable[[M], str | bytes | None] | None = None,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
         due_ms: int | None = None,
         deadline: Deadline | None = None,
-    ) -> MessageIds:
-        """Refused. Raises ConfigError."""
+    ) -> Iterator[bytes]:
+        """Refused, and `load_many` with it. Raises ConfigError."""
         raise self._refused()
 
     def _refused(self) -> ConfigError:
@@ -587,11 +611,59 @@ class MagazineManager:
             self._known.pop(name, None)
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+_Part = tuple[Sequence[Any], Sequence[Any] | None]
+"""Messages of one transaction, and the key of each."""
+
+
+def _parts(messages: Any, key: Callable[[Any], Any] | None, keys: Any) -> Iterator[_Part]:
+    """Parts of a list or tuple are cut out of it; of anything else each is read when the one before is stored. Raises
+    InvalidMessageError, ConfigError before it gives one."""
+    if keys is not None:
+        if isinstance(keys, (str, bytes, bytearray, Mapping, Set)):
+            raise ConfigError(f"keys = {shown(keys)} is not a sequence with a key for each message")
+        keys = keys if isinstance(keys, (list, tuple)) else list(_iterated(keys, "keys"))
+        if not isinstance(messages, (list, tuple)):  # as many as there are keys, and one more that tells of too many
+            messages = list(itertools.islice(_iterated(messages, "messages"), len(keys) + 1))
+            if len(messages) > len(keys):
+                raise ConfigError(f"{len(keys)} keys were given for more messages")
+        if len(keys) != len(messages):
+            raise ConfigError(f"{len(keys)} keys were given for {len(messages)} messages")
+    if isinstance(messages, (list, tuple)):
+        if key is not None:
+            keys = [key(message) for message in messages]
+        return _cut(messages, keys)
+    return _read(_iterated(messages, "messages"), key)
+
+
+def _cut(messages: Sequence[Any], keys: Sequence[Any] | None) -> Iterator[_Part]:
+    for start in range(0, len(messages), _CHUNK_BODIES):
+        end = start + _CHUNK_BODIES
+        yield messages[start:end], None if keys is None else keys[start:end]
+
+
+def _read(messages: Iterator[Any], key: Callable[[Any], Any] | None) -> Iterator[_Part]:
+    while part := list(itertools.islice(messages, _CHUNK_BODIES)):
+        keys = None if key is None else [key(message) for message in part]
+        yield part, keys
+        del part, keys
+
+
+def _iterated(values: Any, what: str) -> Iterator[Any]:
     try:
-        return list(values)
+        return iter(values)
     except TypeError as exc:
         raise InvalidMessageError(f"{what} are {shown(values)}, not a sequence: {exc}") from None
+
+
+def _tell_stored(exc: Exception, stored: int) -> None:
+    """Adds to the error of somebody else's code how many of the first messages are stored. It stays the error that it is."""
+    if isinstance(exc, IgnisError):
+        exc.tell_of_many(None, stored)
+        return
+    with contextlib.suppress(Exception):  # some errors take no attributes
+        exc.stored_messages = stored  # type: ignore[attr-defined]
+        if hasattr(exc, "add_note"):  # from Python 3.11 on
+            exc.add_note(f"the first {stored:,} messages of the call are stored")
 
 
 def _pointers(fired: Any) -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ from ignis.deadlines import Deadline, deadline_of
 from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.later import Later, due_time_ms
-from ignis.magazine import MessageIds, Published
+from ignis.magazine import ID_BYTES, MessageIds, Published
 from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_parts import QueueParts
 from ignis.storage.os_errors import without_means
@@ -95,10 +95,13 @@ class PublishingQueue(QueueParts[M]):
         expires_in: Delay | None = None,
         expires_at: datetime | None = None,
     ) -> MessageIds:
-        """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order.
+        """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order, which take 16
+        bytes each.
 
-        When one of them is refused, or a transaction fails, those of earlier transactions stay stored: the error says how many,
-        and has them as ``stored_messages``.
+        A generator is read as its messages are stored: the next 8,192 when the last are durable.
+
+        When one of them is refused, a transaction fails, or the generator raises, those of earlier transactions stay stored: the
+        error says how many, and has them as ``stored_messages``.
 
         Args:
             messages: of the queue's type.
@@ -122,20 +125,17 @@ class PublishingQueue(QueueParts[M]):
                 raise ConfigError(
                     f"key = {shown(key)} is not a function that computes a message's key; keys=[...] gives one for each message"
                 )
-            try:
-                messages = list(messages)
-            except TypeError as exc:
-                raise InvalidMessageError(f"messages are {shown(messages)}, not a sequence: {exc}") from None
-            keys = [key(message) for message in messages]
         main = self.main
         # First the deadline, for which nobody has to be asked: a broker may answer late.
         deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
         due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
         began_s = monotonic()
-        ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline)
+        parts: list[bytes] = []
+        for ids in main.load_parts(messages, key=key, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline):
+            parts.append(ids)
+            self._stored(len(ids) // ID_BYTES)
         self._times.publish.add_since(began_s)
-        self._stored(len(ids))
-        return ids
+        return MessageIds(b"".join(parts))
 
     def _deadline(self, expires_in: Delay | None, expires_at: datetime | None) -> Deadline | None:
         if self._main is None:
@@ -214,7 +214,7 @@ class PublishingQueue(QueueParts[M]):
             awaited.close(timeout)
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
-        """Calls `publish_many` in a thread, off the event loop."""
+        """Calls `publish_many` in a thread, off the event loop. A generator is read in that thread."""
         return await asyncio.to_thread(self.publish_many, messages, **options)
 
     def publisher(self, **settings: Any) -> Publisher[M]:

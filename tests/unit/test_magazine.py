@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -273,3 +276,59 @@ def test_a_bad_message_behind_the_first_transaction(bad: object, keys: list[str 
             jobs.load_many([bad, {}], keys=None if keys is None else [keys[-1], None])
         assert caught.value.stored_messages == 0
         assert jobs.pending() == 8_192
+
+
+def counting(most: int, left_behind: list[int], jobs: Any, fail_at: int | None = None) -> Iterator[dict[str, int]]:
+    """Notes with each message how many are read and not yet stored."""
+    for n in range(most):
+        if n == fail_at:
+            raise LookupError("the file ends here")
+        if n % 1_024 == 1_023:  # to ask takes time
+            left_behind.append(n - jobs.pending())
+        yield {"n": n}
+
+
+@pytest.mark.parametrize("key", [None, lambda message: str(message["n"] % 3)])
+def test_a_generator_is_stored_as_it_is_read(memory_app: ignis.Ignis, key: Any) -> None:
+    jobs = memory_app.queue("jobs", dict, shards=4)
+    told: list[int] = []
+    memory_app.after_publish(lambda name, count: told.append(count))
+    left_behind: list[int] = []
+    ids = jobs.publish_many(counting(20_000, left_behind, jobs.main), key=key)
+    assert max(left_behind) == 8_191, "no more than one transaction is ever read ahead"
+    assert told == [8_192, 8_192, 3_616]
+    stored = jobs.main.fire(20_000)
+    assert sorted(one.envelope.id for one in stored) == list(ids), "ids rise with the order"
+    if key is not None:
+        assert {one.envelope.key for one in stored} == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("fail_at", [5, 10_000, 16_384])
+def test_a_generator_that_raises_leaves_what_is_stored(memory_app: ignis.Ignis, fail_at: int) -> None:
+    """Its error comes through as what it is, and says how many of its messages are stored."""
+    jobs = memory_app.queue("jobs", dict)
+    with pytest.raises(LookupError, match="the file ends here") as caught:
+        jobs.publish_many(counting(20_000, [], jobs.main, fail_at))
+    stored = fail_at // 8_192 * 8_192
+    assert getattr(caught.value, "stored_messages", 0) == jobs.main.pending() == jobs.published == stored
+    if stored and sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == [f"the first {stored:,} messages of the call are stored"]
+
+
+def test_an_error_of_ours_out_of_a_generator_is_told_alike(memory_app: ignis.Ignis) -> None:
+    def read() -> Iterator[dict[str, int]]:
+        yield from ({} for _ in range(9_000))
+        raise ignis.errors.StoreUnreachableError("the other store is away")
+
+    jobs = memory_app.queue("jobs", dict)
+    with pytest.raises(ignis.errors.StoreUnreachableError, match=r"away; the first 8,192 messages") as caught:
+        jobs.publish_many(read())
+    assert caught.value.stored_messages == 8_192
+
+
+def test_keys_bound_how_far_a_generator_is_read(memory_app: ignis.Ignis) -> None:
+    jobs = memory_app.magazine("jobs", int)
+    endless = itertools.count()
+    with pytest.raises(ConfigError, match="2 keys were given for more messages"):
+        jobs.load_many(endless, keys=["a", "b"])
+    assert (next(endless), jobs.pending()) == (3, 0)
