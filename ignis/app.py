@@ -392,6 +392,7 @@ class Ignis(AppSettings):
 
         >>> from ignis import Ignis
         >>> with Ignis("memory://") as app:
+        ...     jobs = app.queue("jobs", str)
         ...     app.schedule("beat", every="5m", queue="jobs", message="look around")
         ...     app.schedules.store_declared()
         ...     [(one.name, one.queue, one.every_s) for one in app.schedules.list()]
@@ -399,7 +400,8 @@ class Ignis(AppSettings):
 
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
-            queue: where the messages go: a queue or its name.
+            queue: where the messages go: a queue or its name. `start` raises QueueNotFoundError for a name that this application
+                has not declared by then, no pattern of its handlers fits, and the store does not have.
             message: of the queue's type; checked here where this application knows the queue, else when it is stored.
             cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``. Give ``cron`` or ``every``.
             every: the time between ticks: seconds, or a duration such as ``"5m"``; 0.1 s to 365 days.

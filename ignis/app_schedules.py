@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from ignis.clock import Clock
 from ignis.config import SchedulesSettings, check_name, check_queue_name
 from ignis.control.scheduler import Scheduler
-from ignis.errors import InvalidMessageError
+from ignis.errors import InvalidMessageError, PermissionDeniedError, QueueNotFoundError
 from ignis.hooks import Hooks
 from ignis.leader import Leadership
 from ignis.message import BodyCodec
+from ignis.near_names import meant
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.schedules.book import Schedules, encoded_message
@@ -55,12 +57,28 @@ class AppSchedules:
         self._hooks = hooks
         self._lock = lock
         self._scheduler: Scheduler | None = None
-        self.stored = Schedules(store, self._opened_codec, clock, self._changed)
+        self.stored = Schedules(store, self._opened_codec, clock, self._changed, self._check_queue)
 
     def _opened_codec(self, name: str) -> BodyCodec[Any]:
         queue: Queue[Any] = self._table.get(name, None, {})
         queue.open()
         return queue.codec
+
+    def _check_queue(self, schedule: str, queue: str) -> None:
+        """Raises QueueNotFoundError for a queue that is neither declared in this application nor in the store. Its messages would
+        wait there for a handler that nobody wrote."""
+        if self._table.find(queue) is not None or any(one.fits_name(queue) for one in self._table.templates):
+            return
+        store = self._store()
+        if store.queues.get(queue) is not None or store.queues_unknown:
+            return
+        known = {one.name for one in self._table.all()}
+        with contextlib.suppress(PermissionDeniedError):  # who may not list them is told of the declared ones
+            known.update(one.name for one in store.queues.list())
+        raise QueueNotFoundError(
+            f"schedule {schedule!r} publishes to queue {queue!r}, which is neither declared here nor in the store: "
+            f"{meant(queue, known)}app.queue({queue!r}) declares it"
+        )
 
     def _changed(self) -> None:
         if (scheduler := self._scheduler) is not None:
@@ -75,8 +93,11 @@ class AppSchedules:
         made = queue if isinstance(queue, Queue) else self._table.find(check_queue_name(queue))
         if made is not None and made.type is not None:
             _check_message(check_name(name, "schedule"), made, asked["message"])
+        running = self._running()
+        if running and made is None:
+            self._check_queue(check_name(name, "schedule"), str(queue))
         self.stored.declare(name, queue=queue.name if isinstance(queue, Queue) else queue, **asked)
-        if self._running():
+        if running:
             self.stored.store_declared()
 
     def scheduler(self) -> Scheduler:

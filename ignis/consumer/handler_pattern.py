@@ -59,8 +59,12 @@ class HandlerTemplate:
 
     def fits(self, record: QueueRecord) -> bool:
         """Whether the queue is one of this handler's."""
-        by_name = bool(self.pattern) and fnmatch.fnmatchcase(record.name, self.pattern)
-        return by_name or (bool(record.handler_type) and record.handler_type == self.handler_type)
+        by_type = bool(record.handler_type) and record.handler_type == self.handler_type
+        return by_type or self.fits_name(record.name)
+
+    def fits_name(self, name: str) -> bool:
+        """Whether a queue of that name is, whatever handler type it has."""
+        return bool(self.pattern) and fnmatch.fnmatchcase(name, self.pattern)
 
     def options_for(self, record: QueueRecord | None) -> dict[str, Any]:
         """The handler's options for a stored queue; None stands for one of which only the name is known."""

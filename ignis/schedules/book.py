@@ -103,6 +103,7 @@ class Schedules:
         codec: opens the queue of that name and gives its codec.
         clock: the time.
         changed: called after a schedule was stored or changed here.
+        check_queue: raises where a declared schedule's queue is nobody's; is told the schedule's name and the queue's.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class Schedules:
         codec: Callable[[str], BodyCodec[Any]],
         clock: Callable[[], Clock],
         changed: Callable[[], None],
+        check_queue: Callable[[str, str], None],
     ) -> None:
         self._store = store
         self._codec = codec
         self._clock = clock
         self._changed = changed
+        self._check_queue = check_queue
         self._lock = threading.Lock()
         self._declared: dict[str, _Asked] = {}
 
@@ -133,9 +136,12 @@ class Schedules:
             self._declared[asked.name] = asked
 
     def store_declared(self) -> None:
-        """Stores what the code has declared, where that is new: see ``app.schedule``. Raises what `add` raises."""
+        """Stores what the code has declared, where that is new: see ``app.schedule``. Raises what `add` raises;
+        QueueNotFoundError where a queue is neither declared nor in the store, with nothing stored."""
         with self._lock:
             declared = list(self._declared.values())
+        for asked in declared:
+            self._check_queue(asked.name, asked.queue)
         for asked in declared:
             self._put(asked, declared=True)
 

@@ -15,6 +15,7 @@ from ignis.errors import (
     InvalidMessageError,
     InvalidNameError,
     MessageTooLargeError,
+    QueueNotFoundError,
     ScheduleNotFoundError,
 )
 from ignis.schedules.fire import SCHEDULE_HEADER, TICK_HEADER, remember_s
@@ -211,6 +212,7 @@ def test_what_an_operator_changed_stays_until_the_code_asks_for_something_else(
 ) -> None:
     def deploy(every: str) -> ignis.Ignis:
         app = new_app(store_url, clock=clock)
+        app.queue("jobs")
         app.schedule("beat", every=every, queue="jobs", message=1)
         app.schedules.store_declared()
         return app
@@ -251,6 +253,35 @@ def test_what_is_refused_is_not_stored(
     with pytest.raises(error, match=says):
         app.schedules.add(**{"name": "s", "queue": "jobs", "message": 1, **asked})
     assert app.schedules.list() == []
+
+
+def test_a_declared_schedule_of_a_queue_that_nobody_knows(store_url: str, new_app: MakeApp) -> None:
+    """It made the queue, and its messages gathered there without a handler."""
+    new_app(store_url).queue("mails").open()
+    app = new_app(store_url)
+    app.queue("jobs").handler(lambda message: None)
+    app.schedule("good", every="5m", queue="jobs", message=1)
+    app.schedule("typo", every="5m", queue="jobz", message=1)
+    text = r"schedule 'typo' publishes to queue 'jobz', which is neither declared .*: is jobs meant\? app.queue\('jobz'\)"
+    with pytest.raises(QueueNotFoundError, match=text):
+        app.start()
+    assert not app.running
+    assert app.store.queues.get("jobz") is None
+    assert app.schedules.list() == [], "nothing is stored by halves"
+
+
+def test_a_declared_schedule_may_come_before_its_queue(store_url: str, new_app: MakeApp) -> None:
+    new_app(store_url).queue("mails").open()
+    app = new_app(store_url)
+    for queue in ("jobs", "mails", "orders.eu"):
+        app.schedule(queue, every="5m", queue=queue, message=1)
+    app.queue("jobs")  # declared here; the next is in the store; and the last is a pattern's
+    app.handler("orders.*")(lambda message: None)
+    app.start()
+    assert [one.queue for one in app.schedules.list()] == ["jobs", "mails", "orders.eu"]
+    with pytest.raises(QueueNotFoundError, match="schedule 'late' .*'jobz'"):
+        app.schedule("late", every="5m", queue="jobz", message=1)
+    app.schedule("late", every="5m", queue="jobs", message=1)
 
 
 @pytest.mark.parametrize("by_name", [False, True])
