@@ -382,7 +382,7 @@ class Ignis(AppSettings):
         message: Any,
         cron: str | None = None,
         every: Any = None,
-        timezone: str = "UTC",
+        timezone: str | None = None,
         missed: Literal["skip", "once", "all"] = "once",
     ) -> None:
         """Declares a schedule: the instance that leads publishes the message once at each of its ticks.
@@ -403,9 +403,10 @@ class Ignis(AppSettings):
             queue: where the messages go: a queue or its name. `start` raises QueueNotFoundError for a name that this application
                 has not declared by then, no pattern of its handlers fits, and the store does not have.
             message: of the queue's type; checked here where this application knows the queue, else when it is stored.
-            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``. Give ``cron`` or ``every``.
+            cron: five fields, such as ``"0 3 * * *"``, or ``"@daily"`` and the like; needs the extra ``schedules``. Give ``cron``
+                or ``every``.
             every: the time between ticks: seconds, or a duration such as ``"5m"``; 0.1 s to 365 days.
-            timezone: of ``cron``, such as ``"Europe/Berlin"``.
+            timezone: of ``cron``, such as ``"Europe/Berlin"``; None = UTC.
             missed: what happens to ticks that were not fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once``
                 fires the newest in place of all that are due, ``all`` fires each.
 

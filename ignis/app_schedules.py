@@ -77,7 +77,7 @@ class AppSchedules:
             known.update(one.name for one in store.queues.list())
         raise QueueNotFoundError(
             f"schedule {schedule!r} publishes to queue {queue!r}, which is neither declared here nor in the store: "
-            f"{meant(queue, known)}app.queue({queue!r}) declares it"
+            f"{meant(queue, known)}there is {', '.join(sorted(known)[:10]) or 'none'}; app.queue({queue!r}) declares it"
         )
 
     def _changed(self) -> None:

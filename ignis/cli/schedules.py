@@ -63,9 +63,11 @@ def show_command(state: State, name: str) -> int:
 @click.argument("name", metavar="NAME")
 @click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 @click.argument("message", metavar="MESSAGE")
-@click.option("--cron", metavar="FIELDS", help="Minute, hour, day of the month, month, day of the week: '0 3 * * *'.")
+@click.option(
+    "--cron", metavar="FIELDS", help="Minute, hour, day of the month, month, day of the week: '0 3 * * *'; or @daily."
+)
 @click.option("--every", metavar="AGE", help="So often, e.g. 5m; at least 100ms.")
-@click.option("--timezone", metavar="ZONE", default="UTC", show_default=True, help="Of --cron, e.g. Europe/Berlin.")
+@click.option("--timezone", metavar="ZONE", help="Of --cron, e.g. Europe/Berlin; UTC without it.")
 @click.option(
     "--missed",
     type=click.Choice(MISSED),
@@ -76,7 +78,14 @@ def show_command(state: State, name: str) -> int:
 @common_options
 @pass_state
 def add_command(
-    state: State, name: str, queue: str, message: str, cron: str | None, every: str | None, timezone: str, missed: str
+    state: State,
+    name: str,
+    queue: str,
+    message: str,
+    cron: str | None,
+    every: str | None,
+    timezone: str | None,
+    missed: str,
 ) -> int:
     """Publishes MESSAGE to QUEUE at each tick, or changes the schedule of that NAME.
 

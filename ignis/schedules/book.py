@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ignis.clock import Clock
-from ignis.config import check_name, check_queue_name, check_text, shown
+from ignis.config import check_name, check_queue_name, shown
 from ignis.errors import (
     ConfigError,
     InvalidMessageError,
@@ -34,7 +34,7 @@ from ignis.schedules.stored import (
     schedule_figures,
     write_schedule,
 )
-from ignis.schedules.timing import Cron, every_ms
+from ignis.schedules.timing import Cron, cron_fields, every_ms
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["Schedule", "Schedules", "encoded_message"]
@@ -125,7 +125,7 @@ class Schedules:
     # -- declared in code
 
     def declare(
-        self, name: str, *, queue: str, message: Any, cron: str | None, every: Any, timezone: str, missed: str
+        self, name: str, *, queue: str, message: Any, cron: str | None, every: Any, timezone: str | None, missed: str
     ) -> None:
         """What ``app.schedule`` was told; stored by `store_declared`. Raises ConfigError, InvalidNameError."""
         asked = _asked(name, queue, message, cron, every, timezone, missed)
@@ -155,7 +155,7 @@ class Schedules:
         message: Any,
         cron: str | None = None,
         every: Any = None,
-        timezone: str = "UTC",
+        timezone: str | None = None,
         missed: str = "once",
     ) -> Schedule:
         """Stores a schedule, or changes the one of that name; durable on return.
@@ -166,9 +166,10 @@ class Schedules:
             name: ``[A-Za-z0-9._-]{1,128}``.
             queue: where the messages go; made when it does not exist.
             message: of the queue's type; encoded now, so that who fires it needs no class for it.
-            cron: five fields: minute, hour, day of the month, month, day of the week. Needs the extra ``schedules``.
+            cron: five fields: minute, hour, day of the month, month, day of the week; or ``@daily`` and the like. Needs the
+                extra ``schedules``.
             every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
-            timezone: of ``cron``.
+            timezone: of ``cron``; None = UTC.
             missed: ``skip``, ``once`` or ``all``: what becomes of ticks that nobody fired in time.
 
         Raises:
@@ -323,7 +324,9 @@ def encoded_message(schedule: str, codec: BodyCodec[Any], message: Any) -> bytes
     return body
 
 
-def _asked(name: str, queue: str, message: Any, cron: str | None, every: Any, timezone: str, missed: str) -> _Asked:
+def _asked(
+    name: str, queue: str, message: Any, cron: str | None, every: Any, timezone: str | None, missed: str
+) -> _Asked:
     """Raises ConfigError, InvalidNameError."""
     name = check_name(name, "schedule")
     queue = check_queue_name(queue)
@@ -332,9 +335,10 @@ def _asked(name: str, queue: str, message: Any, cron: str | None, every: Any, ti
     if missed not in MISSED:
         raise ConfigError(f"missed = {shown(missed)} is not one of {', '.join(MISSED)}")
     if cron is not None:
-        Cron(cron, timezone)
-        return _Asked(name, queue, " ".join(cron.split()), timezone, 0, missed, message)
-    if check_text(timezone, "timezone") != "UTC":
+        zone = "UTC" if timezone is None else timezone
+        Cron(cron, zone)
+        return _Asked(name, queue, cron_fields(cron), zone, 0, missed, message)
+    if timezone is not None:
         raise ConfigError("timezone goes with cron: every so often is the same everywhere")
     return _Asked(name, queue, "", "UTC", every_ms(every), missed, message)
 

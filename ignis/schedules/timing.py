@@ -14,13 +14,33 @@ from typing import NamedTuple, Protocol
 from ignis.config import check_text, parse_duration_s, shown
 from ignis.errors import ConfigError
 
-__all__ = ["LEAST_EVERY_S", "MOST_COUNTED", "MOST_EVERY_S", "Counted", "Cron", "Every", "Timing", "every_ms"]
+__all__ = [
+    "LEAST_EVERY_S",
+    "MOST_COUNTED",
+    "MOST_EVERY_S",
+    "Counted",
+    "Cron",
+    "Every",
+    "Timing",
+    "cron_fields",
+    "every_ms",
+]
 
 LEAST_EVERY_S = 0.1
 MOST_EVERY_S = 365 * 86_400
 MOST_COUNTED = 10_000
 """So many ticks of a cron expression are looked at in one go."""
 _FIELDS = 5
+_SHORTHANDS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""What cron has words for, as its own manual writes them out."""
 _EPOCH = dt.datetime.fromtimestamp(0, dt.timezone.utc).replace(tzinfo=None)
 _SECOND = dt.timedelta(seconds=1)
 _STEP_S = 12 * 3600
@@ -92,7 +112,7 @@ class Cron:
     time: nothing in the gap, and both times in the hour that comes twice.
 
     Args:
-        expression: minute, hour, day of the month, month, day of the week.
+        expression: minute, hour, day of the month, month, day of the week; or a word such as ``@daily``.
         timezone: of the IANA database, such as ``Europe/Berlin``.
 
     Raises ConfigError: it cannot be read, names no moment within 50 years, the zone is not known, or a package is missing.
@@ -101,14 +121,9 @@ class Cron:
     period_s = 60.0
 
     def __init__(self, expression: str, timezone: str = "UTC") -> None:
-        self._expression = check_text(expression, "cron")
+        self._expression = cron_fields(expression)
         self._zone = _zone(check_text(timezone, "timezone"))
         fields = self._expression.split()
-        if len(fields) != _FIELDS:
-            raise ConfigError(
-                f"cron = {shown(expression)} has {len(fields)} fields; it takes {_FIELDS}: minute, hour, day of the month, "
-                "month, day of the week. For seconds give every"
-            )
         try:
             from cronsim import CronSim, CronSimError
         except ModuleNotFoundError as exc:
@@ -188,6 +203,23 @@ class Cron:
 
     def next_ms(self, after_ms: int) -> int | None:
         return next(self._from(after_ms), None)
+
+
+def cron_fields(expression: object) -> str:
+    """The five fields of a cron expression, words such as ``@daily`` written out. Raises ConfigError."""
+    fields = check_text(expression, "cron").split()
+    if len(fields) == 1 and fields[0].startswith("@"):
+        if (told := _SHORTHANDS.get(fields[0].lower())) is None:
+            raise ConfigError(
+                f"cron = {shown(expression)} is none of {', '.join(_SHORTHANDS)}; give five fields, or every='5m' for an interval"
+            )
+        return told
+    if len(fields) != _FIELDS:
+        raise ConfigError(
+            f"cron = {shown(expression)} has {len(fields)} fields; it takes {_FIELDS}: minute, hour, day of the month, "
+            "month, day of the week. For seconds give every"
+        )
+    return " ".join(fields)
 
 
 def _zone(name: str) -> dt.tzinfo:

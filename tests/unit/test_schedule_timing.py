@@ -29,6 +29,16 @@ def ticks(cron: str, after: str, until: str, zone: str = BERLIN) -> list[str]:
     return utc(Cron(cron, zone).ticks(ms(after), ms(until), 1_000))
 
 
+@pytest.mark.parametrize(
+    ("word", "fields"),
+    [("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@midnight", "0 0 * * *"), ("@weekly", "0 0 * * SUN"),
+     ("@monthly", "0 0 1 * *"), ("@yearly", "0 0 1 JAN *"), (" @Annually ", "0 0 1 1 *")],
+)  # fmt: skip
+def test_a_word_of_cron(word: str, fields: str) -> None:
+    begin, end = ms("2026-01-01T00:00:00+01:00"), ms("2027-06-01T00:00:00+02:00")
+    assert Cron(word, BERLIN).ticks(begin, end, 50) == Cron(fields, BERLIN).ticks(begin, end, 50) != []
+
+
 # In Berlin 2026-03-29 02:00 +01:00 is 03:00 +02:00, and 2026-10-25 03:00 +02:00 is 02:00 +01:00.
 SPRING = ("2026-03-28T12:00:00+01:00", "2026-03-30T12:00:00+02:00")
 AUTUMN = ("2026-10-24T12:00:00+02:00", "2026-10-26T12:00:00+01:00")

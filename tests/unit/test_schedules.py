@@ -240,6 +240,8 @@ def test_declared_twice_and_not_alike(app: ignis.Ignis) -> None:
         ({}, ConfigError, "one of cron and every"),
         ({"every": "1h", "missed": "never"}, ConfigError, "is not one of skip, once, all"),
         ({"every": "1h", "timezone": "Europe/Berlin"}, ConfigError, "timezone goes with cron"),
+        ({"every": "1h", "timezone": "UTC"}, ConfigError, "timezone goes with cron"),
+        ({"cron": "@reboot"}, ConfigError, "'@reboot' is none of @hourly, @daily.*give five fields, or every='5m'"),
         ({"every": "1h", "queue": "a_SIDELINE"}, InvalidNameError, "sideline"),
         ({"every": "1h", "message": object()}, InvalidMessageError, "schedule 's': .*object"),
         ({"every": "1h", "message": "x" * (MAX_BYTES + 1)}, MessageTooLargeError, "what schedule 's' may carry"),
@@ -259,14 +261,14 @@ def test_a_declared_schedule_of_a_queue_that_nobody_knows(store_url: str, new_ap
     """It made the queue, and its messages gathered there without a handler."""
     new_app(store_url).queue("mails").open()
     app = new_app(store_url)
-    app.queue("jobs").handler(lambda message: None)
-    app.schedule("good", every="5m", queue="jobs", message=1)
-    app.schedule("typo", every="5m", queue="jobz", message=1)
-    text = r"schedule 'typo' publishes to queue 'jobz', which is neither declared .*: is jobs meant\? app.queue\('jobz'\)"
+    app.queue("orders").handler(lambda message: None)
+    app.schedule("good", every="5m", queue="orders", message=1)
+    app.schedule("typo", every="5m", queue="odrers", message=1)
+    text = r"schedule 'typo' publishes to queue 'odrers', which is .*: is orders meant\? there is mails, orders; app"
     with pytest.raises(QueueNotFoundError, match=text):
         app.start()
     assert not app.running
-    assert app.store.queues.get("jobz") is None
+    assert app.store.queues.get("odrers") is None
     assert app.schedules.list() == [], "nothing is stored by halves"
 
 
@@ -279,7 +281,7 @@ def test_a_declared_schedule_may_come_before_its_queue(store_url: str, new_app: 
     app.handler("orders.*")(lambda message: None)
     app.start()
     assert [one.queue for one in app.schedules.list()] == ["jobs", "mails", "orders.eu"]
-    with pytest.raises(QueueNotFoundError, match="schedule 'late' .*'jobz'"):
+    with pytest.raises(QueueNotFoundError, match=r"schedule 'late' .*'jobz'"):
         app.schedule("late", every="5m", queue="jobz", message=1)
     app.schedule("late", every="5m", queue="jobs", message=1)
 
@@ -304,6 +306,13 @@ def test_what_another_codec_takes_is_left_to_the_start(memory_app: ignis.Ignis) 
     memory_app.schedule("odd", every="1h", queue=memory_app.queue("numbers", float), message=float("inf"))
     with pytest.raises(InvalidMessageError, match=r"schedule 'odd': .*JSON"):
         memory_app.schedules.store_declared()
+
+
+def test_a_word_of_cron_is_stored_as_its_fields(app: ignis.Ignis, clock: Clock) -> None:
+    made = app.schedules.add("s", queue="jobs", message=1, cron="@daily", timezone="Europe/Berlin")
+    assert (made.cron, made.timezone) == ("0 0 * * *", "Europe/Berlin")
+    same = app.schedules.add("s", queue="jobs", message=1, cron="0 0 * * *", timezone="Europe/Berlin")
+    assert same == made, "it is the same wish"
 
 
 def test_a_name_has_one_queue(app: ignis.Ignis) -> None:
