@@ -18,10 +18,11 @@ from ignis.cli.state import State, common_options, counted, pass_state, queue_re
 from ignis.config import check_queue_name
 from ignis.control.queue_depths import queue_depths
 from ignis.deadlines import on_expiry_of
-from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
+from ignis.errors import ConfigError, PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message_filter import Filter
 from ignis.pausing import store_pause
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["queue"]
@@ -71,23 +72,44 @@ def cancel_command(state: State, name: str, ids: tuple[str, ...]) -> int:
 @click.option("--on-expiry", type=click.Choice(["drop", "sideline"]), help="Where a message past its deadline goes.")
 @click.option("--queue-expiry", metavar="AGE", help="A queue that is empty and unused for longer becomes inactive.")
 @click.option("--stuck-after", metavar="AGE", help="What nobody renews for so long is taken from its worker.")
+@click.option("--max-returns", type=int, metavar="N", help="How often the shovel brings a message back.  [default: 5]")
+@click.option("--shovel-interval", metavar="AGE", help="How often the shovel runs; 0 = only by hand.  [default: 10m]")
+@click.option("--shovel-concurrency", type=int, metavar="N", help="Parallel workers of the shovel.  [default: 4]")
+@click.option(
+    "--shovel-retry", metavar="POLICY", help="In place of both: a policy's name in the settings file; '' = none."
+)
+@click.option("--handler-type", metavar="NAME", help="The handler of app.handler that takes QUEUE.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Workers of each process, until the handler's code asks for others.",
+)
 @common_options
 @pass_state
-def create_command(state: State, /, name: str, codec: str | None, **given: Any) -> int:
+def create_command(state: State, /, name: str, codec: str | None, concurrency: int | None, **given: Any) -> int:
     """Makes QUEUE, and the store when it does not exist.
 
     One that is there already gets the settings that are given, for all its processes; what has changed is said. Another
     codec or durability is refused, and fewer shards while what they hold waits. More shards may move a key to another
     one, so that its new messages pass those that wait.
+
+    These are all the settings that are stored with a queue. Its limits of bytes and strict are each process's own.
     """
     settings = {option: value for option, value in given.items() if value is not None}
     if codec is not None:
         settings["codec"] = codec
     with state.app(create=True) as app:
         there = app.store.queues.get(check_queue_name(name))
+        if concurrency is not None and there is not None and not there.concurrency:
+            raise ConfigError(
+                f"--concurrency {concurrency}: no process is to consume queue {name!r}, as its handler says (concurrency=0)"
+            )
         before = {} if there is None else _changeable(there)
         made = app.queue(name, bytes if codec == "raw" else None, **settings)
         made.open()
+        if concurrency is not None:
+            app.store.queues.update(name, lambda stored: setattr(stored, "concurrency", concurrency))
         record = queue_record(app.store, name)
     after = _changeable(record)
     changed = {what: {"from": value, "to": after[what]} for what, value in before.items() if after[what] != value}
@@ -109,8 +131,12 @@ def create_command(state: State, /, name: str, codec: str | None, **given: Any) 
 
 def _changeable(record: QueueRecord) -> dict[str, int | str]:
     """What `queue create` may change of a queue that is there."""
-    names = ("shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s")
-    return {**{name: getattr(record, name) for name in names}, "on_expiry": on_expiry_of(record)}
+    names = (
+        "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s", "shovel_concurrency",
+        "max_returns", "handler_type", "concurrency",
+    )  # fmt: skip
+    kept = {name: getattr(record, name) for name in names}
+    return {**kept, "on_expiry": on_expiry_of(record), "shovel_retry": shovel_retry_of(record)}
 
 
 @queue.command("delete")

@@ -23,6 +23,7 @@ from ignis.cli import main
 from ignis.consumer.handler import Failure
 from ignis.message import failed_record
 from ignis.native import CODEC_MSGPACK, encode_record
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import Transfer
 from tests.support import WAIT_S, eventually
 from tests.support.disk import disk
@@ -487,6 +488,28 @@ def test_create_says_what_it_changes_of_a_queue_that_is_there(run: Run) -> None:
         "queue orders is there already; changed: on expiry drop -> sideline\n"
     )
     assert run("queue", "create", "orders")[2] == "queue orders is there already, and stays as it is\n"
+
+
+def test_create_takes_what_is_stored_with_a_queue(run: Run, app: Ignis) -> None:
+    asked = ["--max-returns", "2", "--shovel-interval", "1m", "--shovel-concurrency", "1", "--concurrency", "3"]
+    policy = "attempts=3 base_s=1.0 factor=2.0 max_s=60.0 jitter=true"
+    assert run("queue", "create", "orders", *asked, "--handler-type", "bill", "--shovel-retry", policy)[0] == 0
+    record = app.store.queues.get("orders")
+    assert record is not None
+    assert (record.max_returns, record.shovel_interval_s, record.shovel_concurrency) == (2, 60, 1)
+    assert (record.concurrency, record.handler_type, shovel_retry_of(record)) == (3, "bill", policy)
+    code, _, err = run("queue", "create", "orders", "--shovel-retry", "", "--concurrency", "2", "--max-returns", "0")
+    assert (code, err) == (
+        0,
+        f"queue orders is there already; changed: max returns 2 -> 0, concurrency 3 -> 2, shovel retry {policy} -> -\n",
+    )
+    assert run("queue", "create", "orders", "--max-returns", "-1")[0] == 2
+    app.store.queues.update("orders", lambda record: setattr(record, "concurrency", 0))
+    code, _, err = run("queue", "create", "orders", "--concurrency", "2", "--shards", "64")
+    assert (code, "as its handler says (concurrency=0)" in err) == (2, True)
+    record = app.store.queues.get("orders")
+    assert record is not None
+    assert record.shards == 32, "nothing was changed"
 
 
 def test_watch_says_where_the_queue_goes(run: Run) -> None:
