@@ -198,7 +198,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         return
     now_s = time.time()
     head = ["shard", "pointer", "key", "age", "failures"]
-    columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
+    columns = [*head, "returns", "id", "reason", "error", "body"] if failures else [*head, "id", "body"]
     out = []
     for one in found:
         enqueued = one.get("enqueued_at_us")
@@ -214,6 +214,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         if failures:
             cells += [
                 str(one.get("returns", 0)),
+                one.get("id", "-"),
                 one.get("reason") or "-",
                 output.preview(one.get("error") or "-", 50),
                 output.preview(body, 50),

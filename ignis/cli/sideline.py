@@ -40,8 +40,10 @@ def sideline() -> None:
 def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limit: int | None) -> int:
     """Counts what is in QUEUE's sideline, or in that of each queue, by reason.
 
-    With it stand the time since the oldest and the newest failure and the most frequent error; --older-than elsewhere goes by
-    that time. What is for a person has come back as often as max_returns or shovel_retry says, or cannot, or was given up by its
+    With it stand the time since the oldest and the newest failure and the most frequent error. Errors that differ only in words
+    with a digit, such as ids, count as one; the first of them is shown. --older-than elsewhere goes by the time of the failure.
+
+    What is for a person has come back as often as max_returns or shovel_retry says, or cannot, or was given up by its
     handler's retry: only 'ignis sideline shovel' brings it back.
     """
     with state.store() as store:
@@ -99,23 +101,30 @@ def _wanted(found: dict[str, Reason], reasons: tuple[str, ...]) -> dict[str, Rea
 @pass_state
 def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...], history: bool) -> int:
     """Shows messages in QUEUE's sideline with the reason and error of each, and its age since it was published. With --json
-    one document per message, which has the history too.
+    one document per message, which has the history too. Says when there are more.
 
     Ends with 5 when there is none.
     """
     with state.store() as store:
         queue_record(store, queue)
         rows: list[Row] = []
+        more = False
         for row in scan_magazine(store, queue + SIDELINE_SUFFIX):
             if not reasons or failure_of(row)[0] in reasons:
-                rows.append(row)
-                if len(rows) == limit:
+                more = len(rows) == limit
+                if more:
                     break
+                rows.append(row)
+        states = shard_states(store, queue + SIDELINE_SUFFIX) if more and not reasons else []
+        total = sum(one.pending + one.in_flight for one in states)
     if not rows:
         if not state.json:
             output.remark(f"nothing of that is in the sideline of {queue}")
         return exit_codes.NOTHING
     show_messages(state, rows, failures=True)
+    if more and not state.json:
+        of = f" of {total:,}" if total > limit else ", there are more"
+        output.remark(f"{limit:,}{of}: -n shows more, 'ignis sideline list {queue}' counts them")
     if history and not state.json:
         for row in rows:
             _show_history(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from ignis.storage.base import Abandoned, QueueRecord, Store
 from ignis.told_calls import calls_of
 
 __all__ = [
-    "Reason", "Row", "claim_owners", "failure_of", "message_dict", "queue_settings", "queue_state", "scan_magazine",
-    "sideline_reasons",
+    "ErrorCounts", "Reason", "Row", "claim_owners", "failure_of", "message_dict", "queue_settings", "queue_state",
+    "scan_magazine", "sideline_reasons",
 ]  # fmt: skip
 
 Row = tuple[int, int, "bytes | None"]
@@ -144,6 +145,42 @@ def _id_of(record: bytes | None) -> str:
     return ""
 
 
+_WORD = re.compile(r"[\w-]+")
+_DIGIT = re.compile(r"\d")
+MOST_ERRORS = 1_000
+"""So many different errors are told apart for one reason."""
+
+
+class ErrorCounts:
+    """How often each error is there. Errors that differ only in words with a digit, such as ids, numbers and times, count as one
+    and are shown by the first of them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, error: str) -> None:
+        shape = _WORD.sub(_shape, error)
+        # A handler that puts a name into every error must not make this as large as the sideline.
+        if shape in self._first or len(self._first) < MOST_ERRORS:
+            self._counts[shape] += 1
+            self._first.setdefault(shape, error)
+
+    def commonest(self) -> tuple[str, int]:
+        """The most frequent error and how often it is there; ``("", 0)`` when no text came with the failures."""
+        return next(iter(self.most_common(1)), ("", 0))
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def most_common(self, most: int) -> list[tuple[str, int]]:
+        return [(self._first[shape], count) for shape, count in self._counts.most_common(most)]
+
+
+def _shape(word: re.Match[str]) -> str:
+    return "0" if _DIGIT.search(word[0]) else word[0]
+
+
 class Reason:
     """What one reason adds up to. Ages in seconds since the failure; ``waiting``: those that only a person brings back."""
 
@@ -152,19 +189,18 @@ class Reason:
         self.waiting = 0
         self.oldest_s: float | None = None
         self.newest_s: float | None = None
-        self.errors: Counter[str] = Counter()
+        self.errors = ErrorCounts()
 
     def add(self, error: str | None, age_s: float | None) -> None:
         self.count += 1
-        # A handler that puts an id into every error must not make this as large as the sideline.
-        if error and (error in self.errors or len(self.errors) < 1_000):
-            self.errors[error] += 1
+        if error:
+            self.errors.add(error)
         if age_s is not None:
             self.oldest_s = age_s if self.oldest_s is None else max(self.oldest_s, age_s)
             self.newest_s = age_s if self.newest_s is None else min(self.newest_s, age_s)
 
     def commonest(self) -> tuple[str, int]:
-        return self.errors.most_common(1)[0] if self.errors else ("", 0)
+        return self.errors.commonest()
 
     def as_dict(self) -> dict[str, Any]:
         errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]

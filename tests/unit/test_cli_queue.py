@@ -192,6 +192,29 @@ def test_sideline_drop(run: Run, app: Ignis) -> None:
     assert app.queue("orders").sideline.pending() == 0
 
 
+def test_sideline_show_says_which_message_it_is_and_that_there_are_more(run: Run, app: Ignis) -> None:
+    fail_all(app, *[Failure("exception", f"ValueError: order {n} is late") for n in range(12)])
+    ids = {one.envelope.id for one in app.queue("orders").sideline.peek(20)}
+    code, out, err = run("sideline", "show", "orders")
+    assert (code, err) == (0, "10 of 12: -n shows more, 'ignis sideline list orders' counts them\n")
+    assert sum(id in line for line in out for id in ids) == 10
+    assert run("sideline", "show", "orders", "--reason", "exception")[2].startswith("10, there are more: -n")
+    assert [run("sideline", "show", "orders", *some)[2] for some in (["-n", "12"], ["-n", "2", "--json"])] == ["", ""]
+
+
+def test_sideline_list_counts_errors_that_differ_in_an_id_as_one(run: Run, app: Ignis) -> None:
+    fail_all(
+        app,
+        *[Failure("exception", f"ValueError: order o-{n}f is {n * 3} s late") for n in range(5)],
+        *[Failure("exception", "KeyError: 'a'")] * 2,
+        Failure("exception", "KeyError: 'b'"),
+    )
+    told = json.loads(run("sideline", "list", "orders", "--json")[1][0])["reasons"]["exception"]["errors"]
+    assert sorted(one["count"] for one in told) == [1, 2, 5]
+    assert told[0]["count"] == 5
+    assert told[0]["error"].startswith("ValueError: order o-")
+
+
 # -- pausing, and who works
 
 

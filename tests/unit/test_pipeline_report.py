@@ -18,6 +18,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 
 from ignis import Ignis
 from ignis.cli import main
+from ignis.control import inspection
 from ignis.errors import QueueNotFoundError
 from ignis.message import failed_record
 from ignis.native import PackedBatch, Record, encode_record
@@ -132,8 +133,8 @@ def test_records_that_say_odd_things(app: Ignis) -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "MAX_KEYS", 10)
-    monkeypatch.setattr(reports, "MAX_ERRORS", 10)
-    report = made(*({"key": f"k{number}", "error": f"e{number}"} for number in range(100)), {"key": "k1"})
+    monkeypatch.setattr(inspection, "MOST_ERRORS", 10)
+    report = made(*({"key": f"k{number}", "error": "e" * number + "!"} for number in range(100)), {"key": "k1"})
     assert (len(report.keys), report.other_keys, report.total) == (10, 90, 101)
     assert len(report.failures["exception", "h"].errors) == 10
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ignis.config import check_name
+from ignis.control.inspection import ErrorCounts
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
@@ -24,7 +25,6 @@ from ignis.storage.base import Store
 __all__ = ["AGES", "MAX_KEYS", "Failures", "SidelineReport", "Slice", "sideline_report", "write_csv"]
 
 MAX_KEYS = 100_000
-MAX_ERRORS = 1_000
 _PAGE = 1_000
 _UNKNOWN = "unknown"
 _FORMULA = re.compile(r"""((?:^|[;,|\t])[\s"']*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
@@ -60,20 +60,19 @@ class Failures:
         self.count = 0
         self.oldest_s: float | None = None
         self.newest_s: float | None = None
-        self.errors: Counter[str] = Counter()
+        self.errors = ErrorCounts()
 
     def add(self, error: str, age_s: float | None) -> None:
         self.count += 1
-        # An id in every error must not make this as large as the sideline.
-        if error and (error in self.errors or len(self.errors) < MAX_ERRORS):
-            self.errors[error] += 1
+        if error:
+            self.errors.add(error)
         if age_s is not None:
             self.oldest_s = age_s if self.oldest_s is None else max(self.oldest_s, age_s)
             self.newest_s = age_s if self.newest_s is None else min(self.newest_s, age_s)
 
     def commonest(self) -> tuple[str, int]:
         """The most frequent error and how often it is there; ``("", 0)`` when no text came with the failures."""
-        return self.errors.most_common(1)[0] if self.errors else ("", 0)
+        return self.errors.commonest()
 
 
 class SidelineReport:
