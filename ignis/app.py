@@ -493,7 +493,8 @@ class Ignis(AppSettings):
         number of SIGHUPs only ask to stop, since a terminal often sends two at its end. A SIGHUP that was ignored at the
         start, as with ``nohup``, stays ignored.
 
-        Raises the error of a consumer that failed (the store broke), after stopping the others.
+        Raises the error of a consumer that failed (the store broke), after stopping the others. ConfigError in a running event
+        loop, which it would block: there `start` and ``async with app`` do the same.
         """
         self._running.run(lambda: self.start(queues), lambda: self.stop(stop_timeout), stop_timeout)
 

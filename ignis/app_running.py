@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -192,6 +193,7 @@ class AppRunning:
             check_timeout(stop_timeout, "stop_timeout")
         self._stop_asked, self._signals_seen = False, 0
         check_start("app.run() was called")
+        _check_no_loop()
         with _signals(self._on_signal):
             start()
             while self.running and not self._stop_asked:
@@ -220,6 +222,18 @@ class AppRunning:
         """A consumer cannot go on."""
         self._failure = exc
         self.request_stop()
+
+
+def _check_no_loop() -> None:
+    """Raises ConfigError inside a coroutine: nothing else of its event loop would run until the end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigError(
+        "app.run() was called in a running event loop and would block it: inside `async with app:` write "
+        "`await asyncio.to_thread(app.start)`, and await whatever ends the program; leaving the block stops the application"
+    )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -81,3 +82,19 @@ def test_a_clock_before_1970_is_refused(tmp_path: Any, monkeypatch: pytest.Monke
         store.magazines.declare("m", 1)
     with pytest.raises(ConfigError, match="before 1970"):
         clock.StoreClock(-315_619_200_000, lambda: 0).expiry_ms(5)
+
+
+def test_run_does_not_block_an_event_loop(memory_app: ignis.Ignis) -> None:
+    """Nothing said why everything else of the program stood still."""
+    memory_app.queue("jobs").handler(lambda message: None)
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=r"app.run\(\) was called in a running event loop .*async with app"):
+            memory_app.run()
+        assert not memory_app.running
+        async with memory_app as app:
+            await asyncio.to_thread(app.start)
+            assert app.ready
+        assert not memory_app.running
+
+    asyncio.run(main())
