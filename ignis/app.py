@@ -8,11 +8,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from ignis.app_running import AppRunning
 from ignis.app_schedules import AppSchedules
-from ignis.app_settings import AppSettings
+from ignis.app_settings import AppSettings, refuse_arguments
 from ignis.app_store import AppStore, open_app_store
 from ignis.config import (
     check_name,
@@ -98,7 +98,10 @@ class Ignis(AppSettings):
         tracing: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
+        **others: NoReturn,
     ) -> None:
+        if others:
+            refuse_arguments(others)
         super().__init__(
             url=url, client_id=client_id, farm_id=farm_id, config=config, resources=resources, consumer=consumer,
             sweeper=sweeper, refresher=refresher, publisher=publisher, leader=leader, schedules=schedules, tracing=tracing,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from ignis.clock import Clock
 from ignis.config import (
+    SECTIONS,
     ConsumerSettings,
     LeaderSettings,
     PublisherSettings,
@@ -26,8 +28,9 @@ from ignis.config import (
     url_named,
 )
 from ignis.errors import ConfigError
+from ignis.near_names import meant
 
-__all__ = ["AppSettings"]
+__all__ = ["AppSettings", "refuse_arguments"]
 
 
 class AppSettings:
@@ -89,6 +92,20 @@ class AppSettings:
     def publisher_settings(self, given: Mapping[str, Any]) -> PublisherSettings:
         """The settings of a publisher for which ``given`` was asked. Raises ConfigError."""
         return resolve(PublisherSettings, {**self._publisher_given, **given}, self.file)
+
+
+def refuse_arguments(others: Mapping[str, object]) -> NoReturn:
+    """Raises the TypeError for arguments that an application does not have, and says where such settings go."""
+    name = next(iter(others))
+    if name in ("client", "relay"):
+        raise TypeError(
+            f"{name}=...: what [{name}] has are options of the store: Ignis(url, store={{...}}), or in the URL"
+        )
+    known = [one for one in inspect.signature(AppSettings).parameters if one != name]
+    hint = meant(name, known)
+    if not hint and name in (cls.section for cls in SECTIONS):
+        hint = f"what it has stands in [{name}] of the settings file or in IGNIS_{name.upper()}_*; "
+    raise TypeError(f"Ignis() has no argument {shown(name)}; {hint}known: {', '.join(known)}")
 
 
 def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:

@@ -68,6 +68,7 @@ __all__ = [
     "given_names",
     "load_file",
     "naming",
+    "number_text",
     "parse_bool",
     "parse_duration_s",
     "parse_number",
@@ -154,7 +155,7 @@ def check_number(value: object, name: str, low: float = 0, high: float | None = 
     if not math.isfinite(number):
         raise ConfigError(f"{name} = {shown(value)} is not a finite number")
     if above and number <= low:
-        raise ConfigError(f"{name} = {shown(value)} is not above {low:.12g}")
+        raise ConfigError(f"{name} = {shown(value)} is not above {number_text(low)}")
     if number < low or (high is not None and number > high):
         raise ConfigError(f"{name} = {shown(value)} is {_outside(low, high)}")
     return value
@@ -221,7 +222,12 @@ def _float(value: float, name: str) -> float:
 
 
 def _outside(low: float, high: float | None) -> str:
-    return f"below {low:.12g}" if high is None else f"outside {low:.12g} to {high:.12g}"
+    return f"below {number_text(low)}" if high is None else f"outside {number_text(low)} to {number_text(high)}"
+
+
+def number_text(value: float) -> str:
+    """A bound for an error's text: whole numbers with all their digits."""
+    return str(int(value)) if float(value).is_integer() else f"{value:.12g}"
 
 
 def _setting(
@@ -265,7 +271,7 @@ class _Settings:
             raise ConfigError(f"{name} = {shown(value)} is not one of {', '.join(choices)}")
         # Written so that NaN, for which every comparison is false, is refused too.
         if low is not None and not low <= value <= high:
-            raise ConfigError(f"{name} = {shown(value)} is outside {low:.12g} to {high:.12g}")
+            raise ConfigError(f"{name} = {shown(value)} is {_outside(low, high)}")
         return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import errno
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -29,6 +30,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.later import due_time_ms
+from ignis.log_format import event_text
 from ignis.magazine import Magazine
 from ignis.native import MAX_ENVELOPE_BYTES, MappedOutbox, PackedBatch, Record, process_alive
 from ignis.process_hooks import on_fork
@@ -41,6 +43,8 @@ from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
 from ignis.storage.checks import check_dues
 
 __all__ = ["RelayStore", "open_store"]
+
+log = logging.getLogger("ignis.relay")
 
 _LARGEST = 2
 """Messages of the largest kinds that a channel holds at least."""
@@ -83,7 +87,15 @@ class RelayStore(Store):
     """
 
     def __init__(self, path: str, settings: RelaySettings, *, client_id: str = "ignis", farm_id: str = "local") -> None:
+        made = not os.path.lexists(path)
         self.directory = RelayDirectory(path)
+        if made:  # it may be a misspelt one, and a publish says so only when it has waited
+            log.warning(
+                event_text(
+                    "relay_directory_made", "relay directory %s was not there and is made; no relay runs on it yet"
+                ),
+                self.directory.path,
+            )
         self.settings = settings
         self.client_id = client_id
         self.farm_id = farm_id

@@ -14,7 +14,8 @@ __all__ = ["directory_of"]
 def directory_of(parts: SplitResult) -> str:
     """The path of ``scheme:///absolute/path``, or of ``scheme://./path`` and ``scheme://../path`` below the current directory.
 
-    Two slashes and a name would be a host, and quietly a directory below whichever one the process was started in.
+    Two slashes and a name would be a host, and quietly a directory below whichever one the process was started in. One slash or
+    three before a dot would be a directory from the root.
 
     Raises ConfigError, with the two spellings that may be meant.
     """
@@ -22,6 +23,12 @@ def directory_of(parts: SplitResult) -> str:
     path = check_text(unquote(parts.netloc + parts.path), f"directory of the {scheme} URL")
     if not path:
         raise ConfigError(f"the {scheme} URL names no directory; write {scheme}:///path/of/it")
+    if not parts.netloc and path.startswith(("/./", "/../")):
+        name = masked(path[1:])
+        raise ConfigError(
+            f"{scheme} URL: {masked(path)!r} begins at the root: write {scheme}://{name} for a directory relative to the current "
+            f"one, or {scheme}:///{masked(path.lstrip('./'))} for one from the root"
+        )
     if not path.startswith("/") and parts.netloc not in (".", ".."):
         name = path.removeprefix("./")
         path, name = masked(path), masked(name)

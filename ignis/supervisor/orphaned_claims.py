@@ -95,7 +95,8 @@ class OrphanedClaims:
                 log.warning(
                     event_text(
                         "dead_process_recovered",
-                        "%s is dead (%s): %d message(s) it held are in the sideline, %d back in one, after %.3f s"),
+                        "%s is dead (%s): %d message(s) that it held are in the sideline now, %d are back there that it was "
+                        "shovelling, after %.3f s"),
                     owner, why, found.sidelined, found.returned, time.monotonic() - began,
                 )  # fmt: skip
             with self._changed:

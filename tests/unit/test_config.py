@@ -20,10 +20,12 @@ from ignis.config import (
     check_queue_name,
     check_sections,
     load_file,
+    number_text,
     parse_duration_s,
     resolve,
 )
 from ignis.errors import ConfigError, InvalidNameError
+from ignis.storage import open_store
 
 
 @pytest.mark.parametrize(
@@ -394,3 +396,9 @@ def test_the_variable_with_a_bad_settings_file_is_named(tmp_path: Path) -> None:
 def test_a_range_is_said_in_whole_numbers() -> None:
     with pytest.raises(ConfigError, match=r"is outside 2 to 16777216$"):
         ignis.Ignis(publisher={"capacity": 1})
+
+
+def test_a_bound_is_written_with_all_its_digits() -> None:
+    assert [number_text(one) for one in (1 << 46, 1.0, 0.01, -5)] == ["70368744177664", "1", "0.01", "-5"]
+    with pytest.raises(ConfigError, match="outside 1048576 to 70368744177664"):
+        open_store("embedded:///tmp/never-made?max_store_bytes=1")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ignis
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, StoreUnreachableError
 from ignis.storage import open_store
 
 
@@ -32,6 +33,16 @@ def test_a_directory_is_absolute_or_says_that_it_is_not(
     assert f"embedded:///{path} " in str(info.value)
     assert f"embedded://./{path} " in str(info.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["embedded:/./x", "embedded:///./x", "embedded:/../x"])
+def test_a_dot_does_not_stand_at_the_root(url: str) -> None:
+    """One slash too few or too many, and the directory was made in the root of the machine."""
+    dots = url.rpartition("/x")[0].rpartition("/")[2]
+    with pytest.raises(
+        ConfigError, match=rf"write embedded://{re.escape(dots)}/x .* or embedded:///x for one from the root"
+    ):
+        open_store(url, create=False)
 
 
 def test_both_spellings_that_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +115,41 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(url: str, meant: str
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ignis://127.0.0.1:1?connect_timeout=0.05&timeout=1",
+        "relay://{0}/relay?timeout=1",
+        "embedded://{0}/store?write_timeout=5",
+    ],
+)
+def test_an_option_without_its_unit(url: str, tmp_path: Path) -> None:
+    """As in a settings file: connect_timeout is connect_timeout_s."""
+    url = url.format(tmp_path)
+    if url.startswith("ignis"):
+        with pytest.raises(StoreUnreachableError, match=r"broker 127\.0\.0\.1:1: "):
+            open_store(url)
+    else:
+        open_store(url).close()
+
+
+@pytest.mark.parametrize("name", ["client", "relay"])
+def test_a_section_that_is_the_stores_own(name: str) -> None:
+    """Its settings page shows arguments of that form, and a bare TypeError said nothing."""
+    given: Any = {name: {"timeout": 5}}
+    with pytest.raises(TypeError, match=rf"{name}=\.\.\.: .* store=\{{\.\.\.\}}"):
+        ignis.Ignis("ignis://127.0.0.1:1", **given)
+
+
+def test_an_argument_that_there_is_not() -> None:
+    given: Any = {"cliend_id": "x"}
+    with pytest.raises(TypeError, match=r"no argument 'cliend_id'; is client_id meant\?"):
+        ignis.Ignis("memory://", **given)
+    given = {"broker": {"max_connections": 1}}
+    with pytest.raises(TypeError, match=r"no argument 'broker'.*\[broker\] of the settings file"):
+        ignis.Ignis("memory://", **given)
+
+
 def test_a_name_that_is_close_to_none() -> None:
     with pytest.raises(ConfigError, match=r"unknown store option 'nonsense'; known: .*token"):
         open_store("ignis://127.0.0.1:1?nonsense=x")
@@ -113,3 +159,12 @@ def test_a_misspelt_section_is_refused_with_the_nearest_name(tmp_path: Path) -> 
     (tmp_path / "ignis.toml").write_text("[queues]\nshards = 2\n")
     with pytest.raises(ConfigError, match="is queue meant"):
         ignis.Ignis("memory://", config=tmp_path / "ignis.toml")
+
+
+def test_a_relay_directory_that_was_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Producers may begin before the relay does, so it is made; but it may be a misspelt one."""
+    for _ in range(2):
+        open_store(f"relay://{tmp_path}/relai").close()
+    assert [one.getMessage() for one in caplog.records] == [
+        f"relay directory {tmp_path}/relai was not there and is made; no relay runs on it yet"
+    ]

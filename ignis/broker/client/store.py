@@ -39,7 +39,7 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
     given: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     given.pop("create", None)
     for name in given:
-        check_option_name(name, _OPTIONS | {setting for setting in _SETTINGS if name == setting.removesuffix("_s")})
+        check_option_name(name, _OPTIONS if f"{name}_s" not in _SETTINGS else {name})
     files: dict[str, str] = {name: str(given.pop(name)) for name in ("ca", "cert", "key") if name in given}
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port or DEFAULT_PORT

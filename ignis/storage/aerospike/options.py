@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ignis.config import check_text, parse_number, shown
+from ignis.config import check_text, number_text, parse_number, shown
 from ignis.errors import ConfigError
 from ignis.storage.aerospike.wake_words import AUTO
 from ignis.storage.checks import checked_options
@@ -112,7 +112,7 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     parsed = parse_number(value, f"store option {name}", kind)
     low, high = _RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"store option {name} = {value!r} is outside {low:.12g} to {high:.12g}")
+        raise ConfigError(f"store option {name} = {value!r} is outside {number_text(low)} to {number_text(high)}")
     return parsed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ignis.config import parse_bool, parse_number, shown
+from ignis.config import number_text, parse_bool, parse_number, shown
 from ignis.errors import ConfigError
 from ignis.storage.checks import checked_options
 
@@ -49,5 +49,5 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     parsed = parse_number(value, what, kind)
     low, high = RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"{what} = {shown(value)} is outside {low:.12g} to {high:.12g}")
+        raise ConfigError(f"{what} = {shown(value)} is outside {number_text(low)} to {number_text(high)}")
     return parsed
