@@ -213,6 +213,9 @@ uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uin
  * Returns the number; `seen`, and *armed is IGN_OK: the watch tells when to look again. */
 uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed);
 void ign_store_wake(ign_store *store, uint32_t magazine);
+/* Whether anybody has announced itself, asleep or listening, since the magazine was loaded or woken last. It may have gone since, and
+ * may wait for another magazine that shares the word: a hint. */
+bool ign_store_awaited(ign_store *store, uint32_t magazine);
 /* A load of this magazine is about to be made: who sleeps until then is woken, and is there when it is. Nothing is promised by it. */
 void ign_store_forewarn(ign_store *store, uint32_t magazine);
 /* For one thread that waits for many magazines. `announce`: a load of this one rings the bell, once; returns the magazine's number,

@@ -33,6 +33,7 @@
 #define SEEN_NEXT(rc) ((void)(rc), seen + 1)
 #define SEEN_UNKNOWN(rc) ((void)(rc), unknown)
 #define NOTHING(rc) ((void)(rc))
+#define NOBODY(rc) ((void)(rc), false)
 
 enum { TOLD = 4, LOOKS = 32 }; /* the count's lowest bit; looks between two at the clock */
 
@@ -151,6 +152,17 @@ void ign_store_wake(ign_store *store, uint32_t magazine)
     if ((ign_store_tell(store, &head->wake_waiting[i], IGN_STORE_SLEEPS | IGN_STORE_LISTENS) & IGN_STORE_LISTENS) != 0)
         ign_store_ring_head(store, head);
     ign_store_leave(store, g);
+}
+
+bool ign_store_awaited(ign_store *store, uint32_t magazine)
+{
+    IGN_LANDING(store, NOBODY);
+    ign_generation *g;
+    if (ign_store_enter(store, &g) != IGN_OK)
+        return false;
+    uint32_t word = atomic_load_explicit(&g->ctl.head->wake_waiting[magazine % IGN_STORE_WAKES], memory_order_seq_cst);
+    ign_store_leave(store, g);
+    return (word & (IGN_STORE_SLEEPS | IGN_STORE_LISTENS)) != 0;
 }
 
 void ign_store_forewarn(ign_store *store, uint32_t magazine)

@@ -200,6 +200,7 @@ cdef extern from "ignis_store.h" nogil:
     uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns, uint64_t spin_ns)
     uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed)
     void ign_store_wake(ign_store *store, uint32_t magazine)
+    bint ign_store_awaited(ign_store *store, uint32_t magazine)
     void ign_store_forewarn(ign_store *store, uint32_t magazine)
     uint32_t ign_store_announce(ign_store *store, uint32_t magazine, uint32_t unknown)
     uint32_t ign_store_listen(ign_store *store, uint32_t seen, uint64_t timeout_ns)

@@ -1132,6 +1132,15 @@ cdef class Log:
             ign_store_wake(self._store, number)
         self._leave()
 
+    def awaited(self, uint32_t number) -> bool:
+        """Whether anybody has begun to wait for this magazine since it was loaded or woken last. A hint: he may have gone."""
+        cdef bint found
+        self._enter()
+        with nogil:
+            found = ign_store_awaited(self._store, number)
+        self._leave()
+        return found
+
     def forewarn(self, uint32_t number) -> None:
         """A load of this magazine is about to be made: who sleeps on it is woken and looks for it for a moment. Nothing is raised."""
         if self._forks == ign_fork_generation() and not self._closing:

@@ -350,6 +350,11 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         """
         return None
 
+    def awaited(self, magazine: str) -> bool | None:
+        """Whether anybody has begun to wait for a load of this magazine since it was last loaded or woken: a consumer that
+        has claimed more than it can begin may give it back. A hint, for he may have gone. None: the store cannot tell."""
+        return None
+
     def rest(self, magazine: str) -> None:
         """Who has called `idle` makes no claim for now: what a store has left to the next one is done."""
 

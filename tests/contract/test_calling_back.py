@@ -120,3 +120,36 @@ def test_a_magazine_that_is_removed_is_told(listened: MagazineStore) -> None:
     listened.on_load("l", listened.wait("l", -1, 0), called.set)
     listened.drop("l")
     assert called.wait(WAIT_S)
+
+
+def test_who_waits_is_known_where_the_store_can_tell(magazines: MagazineStore, durability: str) -> None:
+    magazines.declare("l", 2, durability)
+    if magazines.awaited("l") is None:
+        pytest.skip("this store cannot tell")
+    assert magazines.awaited("l") is False
+    seen, over = magazines.wait("l", -1, 0), threading.Event()
+
+    def wait() -> None:
+        while not over.is_set():
+            magazines.wait("l", magazines.wait("l", -1, 0), WAIT_S)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    try:
+        eventually(lambda: magazines.awaited("l"))
+        magazines.wake("l")
+        eventually(lambda: magazines.awaited("l"), "it waits anew")
+        magazines.load_records("l", 0, records("a"))
+        eventually(lambda: magazines.awaited("l"))
+    finally:
+        over.set()
+        magazines.wake("l")
+        waiting.join(WAIT_S)
+    magazines.wake("l")
+    assert magazines.awaited("l") is False
+    if magazines.calls_back:
+        cancel = magazines.on_load("l", magazines.wait("l", -1, 0), lambda: None)
+        assert cancel is not None and magazines.awaited("l")
+        magazines.load_records("l", 0, records("b"))
+        assert magazines.awaited("l") is False
+    assert seen >= 0

@@ -526,6 +526,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         found = self._catalogue.find(magazine)
         found.log.wake(found.number)
 
+    @guarded
+    def awaited(self, magazine: str) -> bool:
+        found = self._catalogue.find(magazine)
+        return found.log.awaited(found.number)
+
     def wake_waiting(self) -> None:
         """Ends every `wait` of this store: for who closes it."""
         self._waits.wake()

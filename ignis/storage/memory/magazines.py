@@ -372,6 +372,7 @@ class MemoryMagazines(MemoryLater, MagazineStore):
         with store.open_content():
             found = self._get(magazine)
             store.waiting += 1
+            found.waiting += timeout_s > 0
             try:
                 until = time.monotonic() + timeout_s
                 while not store.closed:
@@ -385,6 +386,7 @@ class MemoryMagazines(MemoryLater, MagazineStore):
                 return found.sequence
             finally:
                 store.waiting -= 1
+                found.waiting -= timeout_s > 0
                 if store.closed:
                     store.content.changed.notify_all()
 
@@ -398,6 +400,11 @@ class MemoryMagazines(MemoryLater, MagazineStore):
                 if found.later is not None:
                     self._set_alarm(found)
         return lambda: found.listeners.pop(wish, None) and None
+
+    def awaited(self, magazine: str) -> bool:
+        with self._store.open_content():
+            found = self._get(magazine)
+            return found.waiting > 0 or bool(found.listeners)
 
     def wake(self, magazine: str) -> None:
         with self._store.open_content():

@@ -85,6 +85,7 @@ class MagazineState:
         self.resize(shards)
         self.next_shard = 0
         self.sequence = 0
+        self.waiting = 0  # threads that wait for a load
         self.listeners: dict[object, tuple[StoreContext, Callable[[], None]]] = {}
         self.known_ids: dict[bytes, int] = {}  # until when, in milliseconds since the epoch
         self.later: MagazineState | None = None
