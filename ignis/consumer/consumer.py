@@ -20,6 +20,7 @@ from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.claims import Claims, ThreadClaims
 from ignis.consumer.dispatcher import Dispatcher
+from ignis.consumer.giving_back import GivingBack
 from ignis.consumer.handler import Failure, HandlerSpec, check_consumers
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.long_work import LongWork
@@ -46,7 +47,8 @@ log = logging.getLogger("ignis.consumer")
 
 _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
-"""Where no time-out is to be kept and no process may die: only a thread that ended by itself is looked for."""
+"""Where no time-out is to be kept, no process may die, and no message waits behind another: only a thread that ended by itself is
+looked for."""
 
 
 class Consumer:
@@ -78,6 +80,7 @@ class Consumer:
         self._lock = threading.Lock()  # over times, and the check
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
+        self._giving_back = GivingBack(queue, spec, lambda: self._dispatcher, self._in_hand, self.counts)
         self._acker = Acknowledger(
             queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held, spec.retry
         )
@@ -103,6 +106,7 @@ class Consumer:
         self._pool.name_of = self._name_of
         self._started = False
         self._check_timer: Timer | None = None
+        self._check_often = False
         self._check_asked = False
         self._ready = 0
 
@@ -147,7 +151,7 @@ class Consumer:
             self._pool.close(max(1.0, deadline - time.monotonic()))
         self._started = False
         self._long_work.end()
-        left = self._in_hand or self._acker.left or self._dispatcher.returned
+        left = self._in_hand or self._acker.left or self._giving_back.pending
         clean = drained and stored and not left
         if not clean:
             log.warning(
@@ -348,33 +352,31 @@ class Consumer:
 
     def _give_back_rest(self) -> None:
         """At the end: what was claimed and not started goes back to the queue's tail."""
-        returned = self._dispatcher.returned
-        pointers: dict[int, list[int]] = {}
-        for chunk, start, stop in returned:
-            for shard, some in chunk.places(start, stop):
-                pointers.setdefault(shard, []).extend(some)
-        if pointers:
-            self.counts.reloaded += self._queue.main.store.reload(self._queue.main.name, pointers)
-            for chunk, start, stop in returned:
-                self._in_hand.forget(chunk, stop - start)
-            returned.clear()
+        self._giving_back.give_back_all()
 
     # -- upkeep
 
-    def _look_after(self) -> None:
-        """Something is in hand: the workers, and the age of the claims, are looked after from now on."""
+    def _look_after(self, count: int) -> None:
+        """So many more are in hand: the workers, and the age of the claims, are looked after from now on."""
         if self._acker.renew_timer is None:
             self._acker.keep()
         if self._long_work.timer is None:
             self._long_work.keep()
-        if self._check_timer is None:
-            self._plan_check()
+        if self._check_timer is None or (count > 1 and not self._check_often):
+            self._plan_check(often=count > 1)
 
-    def _plan_check(self) -> None:
-        often = self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
+    def _plan_check(self, *, often: bool = False) -> None:
+        """``often``: messages wait behind others."""
+        often = often or self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
         with self._lock:
-            if self._check_timer is None and not self._acker.finishing.is_set():
-                self._check_timer = timers_of(None).after(_CHECK_S if often else _SELDOM_CHECK_S, self._check)
+            if self._acker.finishing.is_set():
+                return
+            if self._check_timer is not None:
+                if self._check_often or not often:
+                    return
+                self._check_timer.cancel()
+            self._check_often = often
+            self._check_timer = timers_of(None).after(_CHECK_S if often else _SELDOM_CHECK_S, self._check)
 
     def _check_soon(self) -> None:
         """A worker ended by itself."""
@@ -396,12 +398,15 @@ class Consumer:
             if self._check_timer is not None:
                 self._check_timer.cancel()
                 self._check_timer = None
+                self._check_often = False
+        behind = False
         try:
             if self._pool_lock.acquire(blocking=False):
                 try:
                     if self._acker.finishing.is_set():
                         return
                     self._pool.check(time.monotonic())
+                    behind = self._look_for_held_up(time.monotonic())
                     ended = self._pool.to_be_checked
                 finally:
                     self._pool_lock.release()
@@ -414,7 +419,22 @@ class Consumer:
             self._ended_by(exc)
             return
         if ended or self._in_hand or self.spec.pool == "process":
-            self._plan_check()
+            self._plan_check(often=behind)
+
+    def _look_for_held_up(self, now_s: float) -> bool:
+        """Hands what lies behind a call that takes long to others: to workers here that are free, by way of
+        `Dispatcher.returned`, and what none takes back to the queue. Returns whether to look again soon."""
+        free = False
+        for worker in self._pool.holders:
+            seconds = worker.look(now_s)
+            if seconds is not None:
+                self._dispatcher.held_up(seconds)
+                worker.hand_over()
+        for worker in self._pool.workers:
+            free = free or not worker.held_up
+        if not self._claims.stopping.is_set():
+            self._giving_back.look(now_s, self.concurrency, someone_free=free)
+        return self._giving_back.pending or any(worker.outstanding > 1 for worker in self._pool.holders)
 
     def _ended_by(self, exc: BaseException) -> None:
         """What fails must be seen: the consumer is marked failed, and says so in `stats` and the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ from ignis.consumer.chunking import Mixed, bytes_of, cut
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
-from ignis.consumer.pools.base import CHUNK_BYTES
+from ignis.consumer.pools.base import CHUNK_BYTES, HELD_UP_S
 from ignis.errors import MessageTooLargeError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
@@ -55,6 +56,7 @@ class Dispatcher:
         """How many are asked for."""
         self.handle_s = 0.0
         """What a message takes, as measured."""
+        self._again = threading.Lock()  # over taking from `returned`
         self._spec = spec
         self._settings = settings
         self._pool = pool
@@ -68,13 +70,21 @@ class Dispatcher:
         weight = 0.5 if each_s > self.handle_s else 0.2
         self.handle_s = each_s if not self.handle_s else self.handle_s + weight * (each_s - self.handle_s)
 
+    def held_up(self, seconds: float) -> None:
+        """A call takes so long at least: what is claimed next is less, without waiting for its end."""
+        if self._spec.batch_size is None:
+            self.handle_s = max(self.handle_s, seconds / (self.workers if self._spec.pool == "async" else 1))
+
     def _window(self) -> tuple[int, int]:
         """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
         settings = self._settings
         if self._spec.batch_size is not None:
             return settings.max_chunk, 2 * self._spec.batch_size
         if self._spec.pool == "async":
-            # One worker runs them all: at least one waiting for each that runs, more where they are quick.
+            # One worker runs them all: at least one waiting for each that runs, more where they are quick, and none where they
+            # are slow: it could be with somebody else.
+            if self.handle_s * self.workers >= HELD_UP_S:
+                return settings.max_chunk, self.workers
             soon = int(settings.chunk_target_s / self.handle_s) if self.handle_s else 0
             return settings.max_chunk, 2 * max(self.workers, min(soon, settings.max_chunk))
         if not self.handle_s:
@@ -91,11 +101,13 @@ class Dispatcher:
         room = self._settings.max_unacked - self._acker.unacked
         if room <= 0 or self._in_hand.nbytes >= self._settings.max_in_flight_bytes or self.returned:
             return 0
-        workers = self._pool().workers
+        workers = [worker for worker in self._pool().workers if not worker.held_up]
         _, window = self._window()
         free = sum(max(0, window - worker.outstanding) for worker in workers)
-        # Claims are cheap per batch, not per message: wait until a worker is at half its window.
-        return min(free, room) if any(worker.outstanding <= window // 2 for worker in workers) else 0
+        # Claims are cheap per batch, not per message: wait until a worker is at half its window. But of one that has nothing
+        # waiting each that ends is replaced at once.
+        enough = window - 1 if self._spec.pool == "async" and window == self.workers else window // 2
+        return min(free, room) if any(worker.outstanding <= enough for worker in workers) else 0
 
     def dispatch(self, claims: Sequence[Claim]) -> None:
         """Gives what was claimed to the workers. A lone message is offered to `give_leader` before."""
@@ -159,7 +171,11 @@ class Dispatcher:
     def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
         """False when no worker takes it now."""
         try:
-            return any(worker.submit(chunk, start, stop) for worker in sorted(self._pool().workers, key=self._load))
+            return any(
+                worker.submit(chunk, start, stop)
+                for worker in sorted(self._pool().workers, key=self._load)
+                if not worker.held_up
+            )
         except MessageTooLargeError as exc:
             # Stored under a larger limit than this consumer has; such a record is alone in its chunk.
             for index in range(start, stop):
@@ -168,14 +184,26 @@ class Dispatcher:
 
     def hand_out_again(self) -> None:
         """From the front of `returned`, as much as the workers take now."""
+        with self._again:
+            self._hand_out_again()
+
+    def take_returned(self) -> list[tuple[Chunk, int, int]]:
+        """Everything in `returned`, in the order of the claims: it goes to nobody here. From any thread."""
+        with self._again:
+            return sorted((self.returned.popleft() for _ in range(len(self.returned))), key=_claimed)
+
+    def _hand_out_again(self) -> None:
         if len(self.returned) > 1:
             # In the order of the claims: a worker gives back what it was at and what lay behind it, in turns with others.
             waiting = sorted((self.returned.popleft() for _ in range(len(self.returned))), key=_claimed)
             self.returned.extendleft(reversed(waiting))
         while self.returned:
             size, window = self._window()
-            if not any(worker.outstanding < window for worker in self._pool().workers):
+            free = [window - worker.outstanding for worker in self._pool().workers if not worker.held_up]
+            if max(free, default=0) <= 0:
                 return
+            if self._spec.pool == "async":
+                size = min(size, max(free))
             chunk, start, stop = self.returned.popleft()
             cut = min(stop, start + size)
             if cut < stop:

@@ -15,10 +15,10 @@ class InHand:
     """The chunks whose messages are with workers, or wait for one. Thread-safe.
 
     Args:
-        on_add: called before a chunk is handed out.
+        on_add: called with the number of its messages before a chunk is handed out.
     """
 
-    def __init__(self, on_add: Callable[[], None]) -> None:
+    def __init__(self, on_add: Callable[[int], None]) -> None:
         self.nbytes = 0
         self._on_add = on_add
         self._chunks: dict[int, Chunk] = {}
@@ -47,7 +47,7 @@ class InHand:
         self._chunks[chunk.first_id >> INDEX_BITS] = chunk
         with self._lock:
             self.nbytes += nbytes
-        self._on_add()
+        self._on_add(len(records))
         return chunk
 
     def locate(self, request_id: int) -> tuple[Chunk, int]:

@@ -2,7 +2,9 @@
 
 
 cdef class Progress:
-    cdef public long long at_id
+    cdef public long long at_id         # of the message whose call is in progress or just ended
+    cdef readonly long long next_id     # the first that has not begun
+    cdef readonly long long end_id      # behind the last that is to begin
     cdef public bint returning
 
 

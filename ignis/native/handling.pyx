@@ -56,6 +56,7 @@ UNREADABLE = 3
 FORKED = 4
 DATED = 5
 
+cdef long long _MOST = <long long>1 << 62
 cdef tuple _NOTHING = ()
 cdef const char *_DEADLINE = b"\xadexpires_at_ms"  # behind the first byte of the map, which says how many entries it has
 cdef size_t _DEADLINE_BYTES = 14
@@ -64,7 +65,34 @@ cdef size_t _DEADLINE_BYTES = 14
 @cython.final
 @cython.no_gc
 cdef class Progress:
-    """Where a worker is, for other threads to read, and what they want of it."""
+    """Where a worker is, for other threads to read, and what they want of it.
+
+    `begin` and `cut` are each one step to other threads: what the one has begun the other does not take, and the other way round.
+    """
+
+    def __cinit__(self):
+        self.end_id = _MOST
+
+    def open(self, long long first_id, long long end_id):
+        """The worker has these messages from now on, and has begun none."""
+        self.next_id = first_id
+        self.end_id = end_id
+
+    def begin(self, long long request_id):
+        """The worker's next message. False: it was taken from it, and so were those behind it."""
+        if request_id >= self.end_id:
+            return False
+        self.at_id = request_id
+        self.next_id = request_id + 1
+        return True
+
+    def cut(self):
+        """Takes from the worker what it has not begun: returns (first id, behind the last)."""
+        cdef long long end_id = self.end_id
+        if self.next_id >= end_id:
+            return end_id, end_id
+        self.end_id = self.next_id
+        return self.next_id, end_id
 
     def __reduce__(self):
         raise TypeError("a Progress cannot be pickled or copied")
@@ -108,7 +136,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
         durations: counts how long each message took of which nothing is to be told. The others are the caller's to count.
 
     Returns (place, what, value, monotonic time at which that call began): `WENT_ON`: the place is that of the next record, for the time is
-    over, ``progress.returning`` was set, or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
+    over, ``progress.returning`` was set, it was taken from the worker (`Progress.cut`), or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
     True, whose call `RAISED` the value, or that was not handed to the handler: it is `UNREADABLE`, or `DATED`, which is for the caller to
     look at: it seems to have a deadline. `FORKED`: this is a child that the
     call forked off, and the value is what it raised there, or None.
@@ -127,7 +155,11 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
     if at < 0:
         raise ValueError(f"there is no record {at}")
     while at < len(held) and not progress.returning:  # it is the caller's list, which others may shorten
+        # As `Progress.begin` does it: others may have taken from here on.
+        if first_id + at >= progress.end_id:
+            break
         progress.at_id = first_id + at
+        progress.next_id = first_id + at + 1
         data = held[at]
         if data is None:
             raise TypeError("a record is bytes, not None")

@@ -549,7 +549,7 @@ def test_quick_messages_are_not_looked_after(memory_app: ignis.Ignis, monkeypatc
     reads: list[str] = []
     get = context.store.queues.get
     monkeypatch.setattr(context.store.queues, "get", lambda name: reads.append(name) or get(name))
-    in_hand = InHand(lambda: None)
+    in_hand = InHand(lambda count: None)
     looked = LongWork(context, in_hand, lambda request_id: None, list, may_cancel=True)
     try:
         for _ in range(3):

@@ -618,3 +618,114 @@ def test_a_handler_that_stops_the_event_loop_ends_nothing(pool_of: MakePool) -> 
     chunk = chunk_of(1, ["a", "b"])
     assert pool.workers[0].submit(chunk, 0, 2)
     checking(pool, lambda: reports.done == ids(chunk))
+
+
+# -- held up
+
+
+def test_what_lies_behind_a_call_is_handed_over(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate)
+    (worker,) = pool.workers
+    first, second = chunk_of(1, ["a", "stop", "b", "c"]), chunk_of(2, ["d", "e"])
+    assert worker.submit(first, 0, 4) and worker.submit(second, 0, 2)
+    gate.wait_entered()
+    worker.hand_over()
+    assert reports.returned == [*ids(first)[2:], *ids(second)]
+    worker.hand_over()
+    assert len(reports.returned) == 4 and worker.outstanding == 2
+    third = chunk_of(3, ["f"])
+    assert worker.submit(third, 0, 1)
+    gate.open.set()
+    eventually(lambda: not worker.outstanding)
+    assert reports.done == [*ids(first)[:2], *ids(third)]
+    assert gate.seen == ["a", "stop", "f"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout_s": WAIT_S}, {"attempts": 2}, {"batch_size": 7, "batch_wait_s": 1}])
+def test_what_is_handed_over_while_it_is_begun_is_accounted_for_once(
+    pool_of: MakePool, settings: dict[str, Any]
+) -> None:
+    called: list[Any] = []
+
+    def handle(given: Any) -> None:
+        called.extend([given] if isinstance(given, str) else given)
+        time.sleep(0)  # others may run
+
+    pool, reports = pool_of(handle, **settings)
+    (worker,) = pool.workers
+    over = threading.Event()
+
+    def take() -> None:
+        while not over.is_set():
+            worker.hand_over()
+            time.sleep(random.random() * 0.0003)
+
+    thief = threading.Thread(target=take)
+    thief.start()
+    given: list[int] = []
+    bodies: dict[int, Any] = {}
+    try:
+        for number in range(1, 300):
+            chunk = chunk_of(number, [f"{number}.{n}" for n in range(50)])
+            bodies |= zip(ids(chunk), (f"{number}.{n}" for n in range(50)), strict=True)
+            given += ids(chunk)
+            assert worker.submit(chunk, 0, 20) and worker.submit(chunk, 20, 50)
+        eventually(lambda: not worker.outstanding)
+    finally:
+        over.set()
+        thief.join(WAIT_S)
+    eventually(lambda: len(reports.everything()) == len(given))
+    assert reports.everything() == given
+    assert sorted(called) == sorted(bodies[one] for one in reports.done)
+    assert reports.done and reports.returned
+
+
+def test_a_worker_is_held_up_from_the_second_look_on_until_its_call_ends(pool_of: MakePool, gate: Gate) -> None:
+    pool, _ = pool_of(gate)
+    (worker,) = pool.workers
+    assert worker.look(1.0) is None and worker.look(9.0) is None, "it has nothing to do"
+    assert worker.submit(chunk_of(1, ["stop", "b"]), 0, 2)
+    gate.wait_entered()
+    assert worker.look(10.0) is None and not worker.held_up
+    assert worker.look(10.01) is None and not worker.held_up
+    assert worker.look(12.0) == 2.0 and worker.held_up
+    gate.open.set()
+    eventually(lambda: not worker.held_up)
+    eventually(lambda: not worker.outstanding)
+    assert worker.look(13.0) is None
+
+
+def test_a_worker_that_is_gone_owes_nothing_of_what_was_handed_over(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate)
+    (worker,) = pool.workers
+    chunk = chunk_of(1, ["stop", "b", "c"])
+    assert worker.submit(chunk, 0, 2) and worker.submit(chunk, 2, 3)
+    gate.wait_entered()
+    worker.hand_over()
+    late = chunk_of(2, ["d"])
+    assert worker.submit(late, 0, 1)
+    worker.settle_lost(chunk.first_id, 1, Failure("timeout", ""))
+    assert reports.returned == [*ids(chunk)[1:], *ids(late)]
+    assert list(reports.failed) == ids(chunk)[:1]
+    assert not worker.outstanding
+    cast(Any, worker).given_up = True
+    gate.open.set()
+
+
+def test_a_loop_hands_over_what_waits_for_its_coroutines(pool_of: MakePool) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    async def handle(message: str) -> None:
+        entered.set()
+        while not go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.002)
+
+    pool, reports = pool_of(handle, pool="async")
+    (worker,) = pool.workers
+    chunk = chunk_of(1, ["a", "b", "c"])
+    assert worker.submit(chunk, 0, 3)
+    assert entered.wait(WAIT_S)
+    worker.hand_over()
+    eventually(lambda: reports.returned == ids(chunk)[1:])
+    go_on.set()
+    eventually(lambda: reports.done == ids(chunk)[:1])

@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ignis.consumer.handler import Failure
@@ -23,12 +23,15 @@ from ignis.errors import ClosedError, NativeError
 from ignis.native import Channel, decode_frames, encode_frames
 from ignis.native.histogram import Histogram
 
-__all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
+__all__ = ["CHUNK_BYTES", "HELD_UP_S", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
 
 INDEX_BITS = 16
 INDEX_MASK = (1 << INDEX_BITS) - 1
 CHUNK_BYTES = 192 << 10
 """A chunk's records are cut here, so that one fits a size class of the inbox whatever their number."""
+
+HELD_UP_S = 0.04
+"""A worker whose call runs for longer is held up: what it has not begun goes to others."""
 
 COMMAND_HANDLE = 1
 COMMAND_DONE = 2
@@ -41,6 +44,7 @@ COMMAND_PROGRESS = 8
 COMMAND_SAW_CANCEL = 9
 COMMAND_LOGGED = 10
 COMMAND_TRACED = 11
+COMMAND_HANDED_OVER = 12
 
 _FRAME_OVERHEAD = 64
 
@@ -53,6 +57,17 @@ def frames_of(message: bytes) -> list[tuple[int, int, bytes]]:
     """(command, request id, payload) of each frame in a message of a worker's channel. The channel has limited the message
     already, and no frame in it is larger: a limit of its own would refuse what the consumer took."""
     return decode_frames(message, len(message))[0]
+
+
+def runs_of_ids(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, count) of each run of neighbours."""
+    runs: list[list[int]] = []
+    for one in ids:
+        if runs and runs[-1][0] + runs[-1][1] == one:
+            runs[-1][1] += 1
+        else:
+            runs.append([one, 1])
+    return [(first, count) for first, count in runs]
 
 
 class Chunk:
@@ -147,6 +162,9 @@ class Worker(abc.ABC):
         self._sink = sink
         self.durations = sink.durations
         self._owed: deque[list[int]] = deque()  # [next id, end id)
+        self._looked_at: int | None = None  # the call that was in progress at the last look
+        self._seen_since_s = 0.0
+        self._held_up_at: int | None = None
 
     @property
     def outstanding(self) -> int:
@@ -162,6 +180,34 @@ class Worker(abc.ABC):
     def going(self) -> bool:
         """Whether it is to end."""
         return False
+
+    @property
+    def call(self) -> int | None:
+        """A number that is another with each call that begins. None = there is none for which anything has to wait."""
+        return None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a call was found to take long, and goes on: the worker is to be given nothing meanwhile."""
+        return self._held_up_at is not None and self._held_up_at == self.call and self.outstanding > 0
+
+    def look(self, now_s: float) -> float | None:
+        """Looks whether the worker is held up, by a call that it was at when somebody looked before: so no call has to read a
+        clock for it. Returns for how many seconds it has been at least; None = it is not."""
+        call = self.call
+        if call is None or call != self._looked_at or not self.outstanding:
+            self._looked_at, self._seen_since_s, self._held_up_at = call, now_s, None
+            return None
+        seconds = now_s - self._seen_since_s
+        if seconds < HELD_UP_S:
+            return None
+        self._held_up_at = call
+        return seconds
+
+    def hand_over(self) -> None:
+        """Reports as returned what the worker has and has not begun, as far as others can take it. From another thread than the
+        worker's."""
+        return
 
     @abc.abstractmethod
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
@@ -220,13 +266,32 @@ class Worker(abc.ABC):
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         self._sink.on_timing(messages, elapsed_s)
 
-    def _settle(self, first_id: int, count: int) -> None:
-        head = self._owed[0]
-        if head[0] != first_id or head[1] - first_id < count:
-            raise RuntimeError(f"worker reported {count} from {first_id}, but owes {head[0]} to {head[1]}")
-        head[0] += count
-        if head[0] == head[1]:
+    def _disown(self, first_id: int, count: int) -> None:
+        """`_settle` of what was taken from the worker: the end of what it owes of a chunk."""
+        left, end_id = count, first_id + count
+        for owed in self._owed:
+            if first_id < owed[1] <= end_id and end_id > owed[0]:
+                start = max(first_id, owed[0])
+                left -= owed[1] - start
+                owed[1] = start
+        if left:
+            raise RuntimeError(f"{count} from {first_id} were taken from a worker that does not owe {left} of them")
+        self.reported += count
+
+    def _skip_disowned(self) -> None:
+        while self._owed and self._owed[0][0] == self._owed[0][1]:
             self._owed.popleft()
+
+    def _settle(self, first_id: int, count: int) -> None:
+        at, end_id = first_id, first_id + count
+        while at < end_id:
+            self._skip_disowned()
+            head = self._owed[0]
+            if head[0] != at:
+                raise RuntimeError(f"worker reported {count} from {first_id}, but owes {head[0]} to {head[1]}")
+            at = head[0] = min(end_id, head[1])
+            if at == head[1]:
+                self._owed.popleft()
         self.reported += count
 
     def owes(self, request_id: int) -> bool:
@@ -242,7 +307,10 @@ class Worker(abc.ABC):
         """
         before = count > 0 and self.owes(first_id)
         left = count if before else 0
-        while self._owed:
+        while True:
+            self._skip_disowned()
+            if not self._owed:
+                return
             start, stop = self._owed[0]
             if before:
                 if start <= first_id < stop:
@@ -281,6 +349,11 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     def workers(self) -> Sequence[Worker]:
         """Those that take messages now."""
+
+    @property
+    def holders(self) -> Sequence[Worker]:
+        """Those that may have messages: also those that are told to end."""
+        return self.workers
 
     @abc.abstractmethod
     def resize(self, count: int) -> None:

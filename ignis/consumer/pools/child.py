@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ignis.consumer.outcome import again_after, attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_HANDED_OVER,
     COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
@@ -36,6 +38,7 @@ from ignis.consumer.pools.base import (
     COMMAND_START_FAILED,
     COMMAND_STARTED,
     COMMAND_TRACED,
+    HELD_UP_S,
 )
 from ignis.consumer.pools.child_log import ForwardedLog, LogLevels, packed
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
@@ -78,6 +81,8 @@ REPORT_BYTES = 32 << 10
 """The largest report: a failure with its error and its last attempts, or a line for the log."""
 
 _PARENT_CHECK_S = 0.2
+_CALL_CHECK_S = 0.05
+"""Between two looks while a call is in progress that may hold up what lies behind it."""
 _REPORT_S = 5.0
 _TELL_S = 0.5
 """Progress that looks the same is told to the parent again after so long."""
@@ -146,7 +151,8 @@ def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
 
 def entry(spec: ChildSpec) -> None:
     """Entry point of the process. Ends when told to, or when the parent is gone."""
-    threading.Thread(target=_watch_parent, args=(spec.parent_pid,), name="ignis-watch", daemon=True).start()
+    looks: list[Callable[[], bool]] = []
+    threading.Thread(target=_watch, args=(spec.parent_pid, looks), name="ignis-watch", daemon=True).start()
     # A worker's parent is asked by it for a dump, and it may reach the whole group. The file stays open for it.
     stacks = os.open(spec.stacks, os.O_WRONLY | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, file=stacks)
@@ -205,6 +211,7 @@ def entry(spec: ChildSpec) -> None:
         on_start=on_start,
         give_back_s=spec.give_back_s,
     )
+    looks.append(HandOver(loop, work_inbox, inbox, sink).look)
     try:
         loop.run()
     finally:
@@ -252,12 +259,39 @@ def _why(exc: BaseException) -> str:
     return failure_of(exc).error[:_MOST_WHY] + place
 
 
-def _watch_parent(parent_pid: int) -> None:
+def _watch(parent_pid: int, looks: Sequence[Callable[[], bool]]) -> None:
     """Ends the process when its parent is gone, in the middle of a handler too: nobody will hear the outcome, and the
-    sweeper gives the message to somebody else."""
+    sweeper gives the message to somebody else. Until then it calls ``looks``; one that returns true is called again soon."""
     while os.getppid() == parent_pid:
-        time.sleep(_PARENT_CHECK_S)
+        soon = False
+        with contextlib.suppress(ClosedError, PeerDiedError):
+            for look in looks:
+                soon = look() or soon
+        time.sleep(_CALL_CHECK_S if soon else _PARENT_CHECK_S)
     os._exit(1)
+
+
+class HandOver:
+    """Gives back what lies behind a call that takes long, while it goes on."""
+
+    def __init__(self, loop: WorkLoop, given: FramesInbox, inbox: Channel, sink: _ChildSink) -> None:
+        self._loop = loop
+        self._given = given
+        self._inbox = inbox
+        self._sink = sink
+
+    def look(self) -> bool:
+        """Whether it is to look again soon. Called by a thread of its own."""
+        since_us = self._inbox.get_note(NOTE_SINCE_US)
+        if not since_us:
+            return False
+        if time.monotonic_ns() // 1000 - since_us < HELD_UP_S * 1e6:
+            return True
+        for first_id, count in self._loop.take_rest():
+            self._sink.hand_over(first_id, count)
+        for first_id, records in self._given.take_away():
+            self._sink.hand_over(first_id, len(records))
+        return False
 
 
 def find_handler(module: str, name: str, queue: str) -> Registered:
@@ -363,6 +397,10 @@ class _ChildSink:
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))
+
+    def hand_over(self, first_id: int, count: int) -> None:
+        """`on_returned` of what lies behind the call in progress. From any thread."""
+        self._send(encode_frame(COMMAND_HANDED_OVER, first_id, _encode(count)))
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         # Rides with the next report: not worth a message of its own.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import timed
-from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
+from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part, runs_of_ids
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.log_format import event_text
@@ -78,6 +78,7 @@ class _LoopWorker(Worker):
         self.ended = False
         self._largest = largest_part(pool.max_record_bytes)
         self._given: deque[Part] = deque()
+        self._calls_ended = 0
         self._pumping = False  # a look at what was given is on its way
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._ended_calls: list[tuple[int, Outcome]] = []
@@ -149,6 +150,15 @@ class _LoopWorker(Worker):
             self.kick()
         return True
 
+    @property
+    def call(self) -> int | None:
+        """Another one with each call that ends: until then nothing begins, where as many run as may."""
+        return self._calls_ended if len(self._tasks) >= self.concurrency else None
+
+    def hand_over(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._give_back_waiting)
+
     def kick(self) -> None:
         """Makes the loop look at what it was given, and at its flags."""
         if self._pumping:
@@ -188,8 +198,7 @@ class _LoopWorker(Worker):
             first, records = self._given.popleft()
             self._waiting.extend(enumerate(records, first))
         if self.returning:
-            while self._waiting:
-                self.on_returned(self._waiting.popleft()[0], 1)
+            self._return_waiting()
         elif self._spec.batch_size is None:
             while self._waiting and len(self._tasks) < self.concurrency:
                 request_id, record = self._waiting.popleft()
@@ -199,6 +208,18 @@ class _LoopWorker(Worker):
             self._pump_batches(self._spec.batch_size)
         if self.stopping and not self._tasks and not self._waiting:
             self.loop.stop()
+
+    def _give_back_waiting(self) -> None:
+        """They are behind calls that take long, unless one has ended meanwhile."""
+        if self._given:
+            self._pump()
+        if len(self._tasks) >= self.concurrency:
+            self._return_waiting()
+
+    def _return_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for first_id, count in runs_of_ids(request_id for request_id, _ in waiting):
+            self.on_returned(first_id, count)
 
     def _pump_batches(self, size: int, due: bool = False) -> None:
         while self._waiting and len(self._tasks) < self.concurrency and (len(self._waiting) >= size or due):
@@ -221,6 +242,7 @@ class _LoopWorker(Worker):
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         call = self._tasks.pop(task)
+        self._calls_ended += 1
         exc = None if task.cancelled() else task.exception()
         if exc is not None:
             log.error(event_text("worker_broken", "worker coroutine failed"), exc_info=exc)

@@ -73,8 +73,17 @@ class Tray:
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
         parts: list[Part] = []
-        while self.parts and len(parts) < most:
-            parts.append(self.parts.popleft())
+        with contextlib.suppress(IndexError):  # others took them away
+            while self.parts and len(parts) < most:
+                parts.append(self.parts.popleft())
+        return parts
+
+    def take_away(self) -> list[Part]:
+        """What it was given and has not taken. From any thread."""
+        parts: list[Part] = []
+        with contextlib.suppress(IndexError):
+            while self.parts:
+                parts.append(self.parts.popleft())
         return parts
 
     def _lead_or_follow(self, feeder: Feeder, until_s: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
-from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
+from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of, runs_of_ids
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.native import Channel
@@ -45,6 +46,7 @@ class FramesInbox:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._taken: list[Part] = []
+        self._taking = threading.Lock()  # a channel has one receiver at a time
 
     def record(self, request_id: int) -> bytes | None:
         """Of a message that was taken last."""
@@ -54,11 +56,25 @@ class FramesInbox:
         return None
 
     def take(self, most: int, wait_s: float) -> list[Part]:
+        with self._taking:
+            parts = self._receive(most, wait_s)
+        self._taken = parts or self._taken
+        return parts
+
+    def take_away(self) -> list[Part]:
+        """What was sent and not taken, from another thread; nothing while the loop takes."""
+        if not self._taking.acquire(blocking=False):
+            return []
+        try:
+            return self._receive(INBOX_CAPACITY, 0)
+        finally:
+            self._taking.release()
+
+    def _receive(self, most: int, wait_s: float) -> list[Part]:
         parts: list[Part] = []
         for message in self._channel.recv_many(most, wait_s):
             frames = frames_of(message)
             parts.append((frames[0][1], [record for _, _, record in frames]))
-        self._taken = parts or self._taken
         return parts
 
 
@@ -100,8 +116,12 @@ class WorkLoop:
         self._on_start = on_start
         self._give_back_s = give_back_s
         self.progress = Progress()
+        self.progress.open(0, 0)  # it has nothing
         """Where it is, and whether it is to give back: see `returning`."""
         self._at_batch: tuple[int, int] | None = None
+        self._in_batch = False
+        self._held: list[tuple[int, bytes]] = []  # for the next batch
+        self._held_lock = threading.Lock()
         directly = on_start is None and runner.direct is not None
         self._run_chunk: Callable[[int, Sequence[bytes]], bool] = self._run_directly if directly else self._run_each
         self._batch_size = spec.batch_size
@@ -120,6 +140,23 @@ class WorkLoop:
     def at(self) -> tuple[int, int]:
         """(first request id, count) of the call in progress or just ended, for whoever gives the worker up."""
         return self._at_batch or (self.progress.at_id, 1)
+
+    @property
+    def call(self) -> int | None:
+        """See `ignis.consumer.pools.base.Worker.call`."""
+        if self._batch_size is not None:
+            return self._at_batch[0] if self._at_batch is not None and self._in_batch else None
+        return self.progress.next_id
+
+    def take_rest(self) -> list[tuple[int, int]]:
+        """Takes from the loop what it has of a chunk, or for its next batch, and has not begun: (first request id, count) each.
+        From another thread."""
+        if self._batch_size is None:
+            first, end = self.progress.cut()
+            return [(first, end - first)] if first < end else []
+        with self._held_lock:
+            held, self._held = self._held, []
+        return runs_of_ids(request_id for request_id, _ in held)
 
     def run(self) -> None:
         """Returns when stopped, given up, or when the other side is gone."""
@@ -143,24 +180,22 @@ class WorkLoop:
     def _run_each(self, first: int, records: Sequence[bytes]) -> bool:
         """False when the worker was given up."""
         run, progress, on_start = self._runner.run, self.progress, self._on_start or self._count
+        progress.open(first, first + len(records))
         clock = time.monotonic
         began = reported = clock()
         look_at = 0.0
-        end = first + len(records)
-        run_start = current = first
+        run_start = first
         now = began
         took: tuple[float, int] | None = None
         for request_id, record in enumerate(records, first):
-            current = request_id
             if now >= look_at:
                 if self._should_return is not None and self._should_return():
                     break
                 look_at = now + _LOOK_S
-            if progress.returning:
+            if progress.returning or not progress.begin(request_id):
                 break
-            if not on_start(current, 1, took):
+            if not on_start(request_id, 1, took):
                 return False
-            progress.at_id = current
             outcome = run(record)
             call_began, now = now, clock()
             took = (now - call_began, 1) if outcome is None or outcome.reason not in NOT_CALLED else None
@@ -170,20 +205,17 @@ class WorkLoop:
             if not on_start(0, 0, took):
                 return False
             took = None
-            self._report(run_start, current + (outcome is None))
+            self._report(run_start, request_id + (outcome is None))
             if outcome is not None:
-                self._report_one(current, timed(outcome, call_began))
-            run_start = current + 1
+                self._report_one(request_id, timed(outcome, call_began))
+            run_start = request_id + 1
             if due:
                 reported = now
                 if now - began > self._give_back_s:
-                    current += 1
                     break
-        else:
-            current = end
         if not on_start(0, 0, took):
             return False
-        self._end_chunk(first, run_start, current, end, began)
+        self._end_chunk(first, run_start, began)
         return True
 
     def _count(self, first_id: int, count: int, took: tuple[float, int] | None) -> bool:
@@ -197,9 +229,12 @@ class WorkLoop:
         direct = self._runner.direct
         assert direct is not None
         clock, progress, should_return = time.monotonic, self.progress, self._should_return
+        progress.open(first, first + len(records))
         began = reported = now = clock()
         at = start = 0
-        while at < len(records) and not progress.returning and (should_return is None or not should_return()):
+        while (
+            first + at < progress.end_id and not progress.returning and (should_return is None or not should_return())
+        ):
             at, what, value, call_began = direct(records, at, first, progress, now + _LOOK_S, self._durations)
             if what != WENT_ON:
                 outcome = self._runner.judge(what, records[at], value)
@@ -218,16 +253,18 @@ class WorkLoop:
                 start, reported = at, now
                 if now - began > self._give_back_s:
                     break
-        self._end_chunk(first, first + start, first + at, first + len(records), began)
+        self._end_chunk(first, first + start, began)
         return True
 
-    def _end_chunk(self, first: int, start: int, current: int, end: int, began: float) -> None:
-        """Reports from ``start`` on; what was not begun is given back."""
+    def _end_chunk(self, first: int, start: int, began: float) -> None:
+        """Reports from ``start`` on; what was not begun is given back, unless others have taken it."""
+        rest, end = self.progress.cut()
+        current = self.progress.next_id
         self._report(start, current)
         if current > first:
             self._sink.on_timing(current - first, time.monotonic() - began)
-        if current < end:
-            self._sink.on_returned(current, end - current)
+        if rest < end:
+            self._sink.on_returned(rest, end - rest)
             self._return_inbox()
 
     def _return_inbox(self) -> None:
@@ -247,36 +284,46 @@ class WorkLoop:
 
     def _run_batches(self, size: int) -> None:
         clock = time.monotonic
-        held: list[tuple[int, bytes]] = []
         since = 0.0
         poll_s = self._inbox.poll_s
         while True:
-            wait_s = poll_s if not held else min(poll_s, max(0.0, since + self._batch_wait_s - clock()))
-            if self._should_stop() or (held and self.returning):
+            wait_s = poll_s if not self._held else min(poll_s, max(0.0, since + self._batch_wait_s - clock()))
+            if self._should_stop() or (self._held and self.returning):
                 wait_s = 0
             for first, records in self._inbox.take(_PARTS, wait_s):
-                if not held:
-                    since = clock()
-                held += enumerate(records, first)
+                with self._held_lock:
+                    if not self._held:
+                        since = clock()
+                    self._held += enumerate(records, first)
             returning = self.returning or (self._should_return is not None and self._should_return())
-            if returning or (self._should_stop() and not held):
-                for request_id, _ in held:
-                    self._sink.on_returned(request_id, 1)
-                held = []
+            if returning or (self._should_stop() and not self._held):
+                for first_id, count in self.take_rest():
+                    self._sink.on_returned(first_id, count)
                 if self._should_stop():
                     return
-            while len(held) >= size or (held and clock() - since >= self._batch_wait_s):
-                batch, held = held[:size], held[size:]
+            while batch := self._next_batch(size, due=clock() - since >= self._batch_wait_s):
                 since = clock()
                 if not self._run_batch(batch):
                     return
+
+    def _next_batch(self, size: int, *, due: bool) -> list[tuple[int, bytes]]:
+        """An empty one: there are not enough messages, and it is not due; or there is none."""
+        with self._held_lock:
+            if len(self._held) < size and not due:
+                return []
+            batch, self._held = self._held[:size], self._held[size:]
+            return batch
 
     def _run_batch(self, batch: list[tuple[int, bytes]]) -> bool:
         began = time.monotonic()
         if self._on_start is not None and not self._on_start(batch[0][0], len(batch), None):
             return False
         self._at_batch = (batch[0][0], len(batch))
-        outcomes = self._runner.run_batch([record for _, record in batch])
+        self._in_batch = True
+        try:
+            outcomes = self._runner.run_batch([record for _, record in batch])
+        finally:
+            self._in_batch = False
         took = time.monotonic() - began, sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
         if self._on_start is None:
             self._durations.add(*took)

@@ -100,6 +100,10 @@ class ProcessPool(Pool):
         return [worker for worker in self._workers if worker.ready and not worker.leaving]
 
     @property
+    def holders(self) -> Sequence[Worker]:
+        return [worker for worker in [*self._workers, *self._leaving] if worker.ready]
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [worker.process.pid for worker in self._workers if worker.process.pid]

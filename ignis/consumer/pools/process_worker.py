@@ -19,6 +19,7 @@ from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_HANDED_OVER,
     COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
@@ -132,6 +133,14 @@ class ProcessWorker(Worker):
     @property
     def label(self) -> str:
         return super().label.replace(f":{os.getpid()}/", f":{self.process.pid}/", 1)
+
+    @property
+    def call(self) -> int | None:
+        """The process itself gives back what it has not begun (`child.HandOver`): here it is only kept from getting more."""
+        try:
+            return self.inbox.get_note(child.NOTE_FIRST) if self.inbox.get_note(child.NOTE_SINCE_US) else None
+        except ClosedError:  # accounted for meanwhile
+            return None
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         with self._lock:
@@ -251,6 +260,11 @@ class ProcessWorker(Worker):
                     self.on_failed(request_id, Failed.of(reason, error, parsed(attempts), again=after))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
+                elif command == COMMAND_HANDED_OVER:  # from behind the call that it goes on with
+                    count = _decode(payload)
+                    with self._lock:
+                        self._disown(request_id, count)
+                    self._sink.on_returned(request_id, count)
                 elif command == COMMAND_STARTED:
                     self.ready = True
                     self._pool.on_ready()

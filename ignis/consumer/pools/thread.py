@@ -110,6 +110,21 @@ class _ThreadWorker(Worker):
             if not self.going:
                 self._pool.on_ended()
 
+    @property
+    def call(self) -> int | None:
+        return self._loop.call
+
+    def hand_over(self) -> None:
+        with self._lock:  # a report of the thread comes before, or after
+            if self.given_up:
+                return
+            taken = self._loop.take_rest()
+            taken += [(first_id, len(records)) for first_id, records in self._tray.take_away()]
+            for first_id, count in taken:
+                self._disown(first_id, count)
+        for first_id, count in taken:
+            self._sink.on_returned(first_id, count)
+
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
         if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
@@ -205,6 +220,10 @@ class ThreadPool(Pool):
     @property
     def workers(self) -> Sequence[Worker]:
         return self._workers
+
+    @property
+    def holders(self) -> Sequence[Worker]:
+        return [*self._workers, *self._leaving]
 
     @property
     def lost_threads(self) -> int:

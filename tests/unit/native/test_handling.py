@@ -186,3 +186,15 @@ def test_a_body_ends_with_its_call() -> None:
     run(lambda body: most.append(Body.alive), records(b"a", b"b", b"c"), decode=Body)
     assert most == [1, 1, 1]
     assert Body.alive == 0
+
+
+def test_what_is_taken_from_a_worker_is_not_begun() -> None:
+    progress = Progress()
+    progress.open(10, 15)
+    assert progress.begin(10) and (progress.at_id, progress.next_id, progress.end_id) == (10, 11, 15)
+    assert progress.cut() == (11, 15)
+    assert progress.cut() == (11, 11), "once"
+    assert not progress.begin(11) and progress.at_id == 10
+    progress.open(20, 21)
+    assert progress.begin(20) and not progress.begin(21)
+    assert progress.cut() == (21, 21)
