@@ -65,6 +65,14 @@ void ign_record_encode(const ign_record *rec, uint8_t *dst)
     append(dst, rec->body, rec->body_len);
 }
 
+size_t ign_record_meta_over(const uint8_t *src, size_t len)
+{
+    if (len < IGN_RECORD_HEADER_BYTES || src[REC_VERSION] != IGN_RECORD_VERSION)
+        return 0;
+    size_t meta_len = ign_get32(src + REC_META_LEN);
+    return meta_len > IGN_RECORD_MAX_META_BYTES ? meta_len : 0;
+}
+
 int ign_record_decode(const uint8_t *src, size_t len, ign_record *rec)
 {
     /* The version first: what follows it may lie elsewhere in another one. */

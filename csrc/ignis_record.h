@@ -57,6 +57,9 @@
 
 #define IGN_RECORD_VERSION 1u
 #define IGN_RECORD_HEADER_BYTES 36u
+/* Of the map in what a stranger sends: headers have 64 KiB at most, and what a failure says of a message has some 24. What cannot be
+ * read may stand once more under `unread`; whoever moves a stored message is not held to it. */
+#define IGN_RECORD_MAX_META_BYTES (128u << 10)
 #define IGN_SEGMENT_VERSION 1u
 #define IGN_SEGMENT_HEADER_BYTES 24u
 #define IGN_SEGMENT_INDEX_BYTES 8u
@@ -80,6 +83,8 @@ typedef struct ign_record {
 size_t ign_record_size(const ign_record *rec);
 /* dst must have ign_record_size(rec) bytes. */
 void ign_record_encode(const ign_record *rec, uint8_t *dst);
+/* The length that its map has by the record's own word, where that is over IGN_RECORD_MAX_META_BYTES; else 0. */
+size_t ign_record_meta_over(const uint8_t *src, size_t len);
 /* IGN_OK, or IGN_E_MALFORMED (cut short, lengths beyond the end), IGN_E_VERSION. Views into src. */
 int ign_record_decode(const uint8_t *src, size_t len, ign_record *rec);
 

@@ -78,13 +78,15 @@ typedef struct ign_wire_sends {
     size_t name_len;
     uint64_t ttl_ms;
     int64_t request_id; /* of the first */
+    size_t meta_bytes;  /* of the one that IGN_E_TOO_LARGE is about */
 } ign_wire_sends;
 
 /* Takes the SEND frames that stand side by side at src and name one queue and one time to live. The first frame at
  * src must be a complete SEND. The groups hold a copy of the records.
  *
  * IGN_OK: *consumed bytes were taken and the groups are ready. IGN_E_MALFORMED: the payload of the first is no SEND;
- * *consumed is its size and sends->request_id its id. IGN_E_NOMEM. */
+ * IGN_E_TOO_LARGE: its record has a map over IGN_RECORD_MAX_META_BYTES. *consumed is its size and sends->request_id its id then.
+ * IGN_E_NOMEM. */
 int ign_wire_take_sends(ign_wire_sorter *sorter, const uint8_t *src, size_t len, size_t max_frame_bytes,
                         ign_wire_sends *sends, size_t *consumed);
 
@@ -117,7 +119,8 @@ int ign_wire_batches_open(ign_wire_batches *batches, const uint8_t *src, size_t 
 int ign_wire_batches_next(ign_wire_batches *batches, uint16_t *shard, const uint8_t **segment, size_t *len);
 
 /* Copies an unsealed segment, without its expiry, to dst of the same size and compares every record with the sender's
- * checksum. IGN_OK; IGN_E_MALFORMED: it contradicts its own index; IGN_E_CORRUPT: record *bad does not match. */
+ * checksum. IGN_OK; IGN_E_MALFORMED: it contradicts its own index; IGN_E_CORRUPT: record *bad does not match; IGN_E_TOO_LARGE:
+ * its map has *data_bytes, over IGN_RECORD_MAX_META_BYTES. */
 int ign_wire_copy_segment(uint8_t *dst, const uint8_t *src, size_t len, uint32_t *count, size_t *data_bytes,
                           uint32_t *bad);
 

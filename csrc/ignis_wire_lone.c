@@ -27,7 +27,7 @@ static int open_send(ign_wire_lone *lone, const ign_frame *frame)
     lone->data = at + 10;
     lone->data_len = frame->payload_len - lone->name_len - 12;
     lone->segment_bytes = ign_segment_size(1, lone->data_len);
-    return lone->segment_bytes == SIZE_MAX ? IGN_EMPTY : IGN_OK;
+    return lone->segment_bytes == SIZE_MAX || ign_record_meta_over(lone->data, lone->data_len) != 0 ? IGN_EMPTY : IGN_OK;
 }
 
 static int open_batch(ign_wire_lone *lone, const ign_frame *frame)

@@ -210,6 +210,14 @@ int ign_wire_take_sends(ign_wire_sorter *s, const uint8_t *src, size_t len, size
             break;
         }
         size_t record_bytes = frame.payload_len - head - 2;
+        size_t over = ign_record_meta_over(frame.payload + head + 2, record_bytes);
+        if (over != 0) {
+            if (s->piece_count != 0) /* it is the first of the next run */
+                break;
+            *consumed = size;
+            sends->meta_bytes = over;
+            return IGN_E_TOO_LARGE;
+        }
         if (record_bytes > UINT32_MAX - total) /* more than one segment can hold */
             break;
         int code = need_pieces(s, s->piece_count + 1);
@@ -328,6 +336,12 @@ int ign_wire_copy_segment(uint8_t *dst, const uint8_t *src, size_t len, uint32_t
         if (ign_crc32c(0, seg.data + begin, end - begin) != ign_get32(entry + 4)) {
             *bad = i;
             return IGN_E_CORRUPT;
+        }
+        size_t over = ign_record_meta_over(seg.data + begin, end - begin);
+        if (over != 0) {
+            *bad = i;
+            *data_bytes = over;
+            return IGN_E_TOO_LARGE;
         }
         begin = end;
     }

@@ -22,6 +22,7 @@ from ignis.errors import ConfigError, InvalidMessageError, UnreadableMessageErro
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, only_bytes
 from ignis.native.plan import Plan
 from ignis.pydantic_models import pydantic_coders
+from ignis.safe_msgpack import check_keys, decode, decoder
 
 __all__ = ["BodyCodec", "error_text"]
 
@@ -29,6 +30,7 @@ M = TypeVar("M")
 
 _json_encode = msgspec.json.Encoder().encode
 _kinds_encoder = msgspec.msgpack.Encoder()
+_to_raw = decoder(msgspec.Raw)
 _MAX_DEPTH = 1_000
 _ANYTHING = (Any, dict, list, tuple, set, frozenset, object)
 """Types of which every message that can be encoded can be read again."""
@@ -96,7 +98,7 @@ class BodyCodec(Generic[M]):
             elif codec == "msgpack":
                 self.flags = CODEC_MSGPACK
                 self._encode_known = msgspec.msgpack.Encoder().encode
-                self.decode = msgspec.msgpack.Decoder(target).decode
+                self.decode = decoder(target)
             else:
                 raise ConfigError(f"codec = {shown(codec)} is not one of auto, raw, json, msgpack")
         except ConfigError:
@@ -112,7 +114,7 @@ class BodyCodec(Generic[M]):
             self._plan = plan_of(target)
         if strict and not self._reads_back:
             # Makes no objects: a third of what reading back costs. Only a msgspec.Raw puts in what cannot be read.
-            self._skim = msgspec.msgpack.Decoder(msgspec.Raw).decode
+            self._skim = _skim
 
     def encode_all(self, messages: Sequence[object]) -> Sequence[bytes]:
         """`encode_checked` of each."""
@@ -214,10 +216,16 @@ class BodyCodec(Generic[M]):
             if self.name == "json":
                 msgspec.json.decode(body)
             else:
-                msgspec.msgpack.decode(body)
+                decode(body)
         except Exception:
             return False
         return self.name != "raw"
+
+
+def _skim(body: bytes) -> None:
+    """Raises for MessagePack that a consumer would not decode without a type."""
+    _to_raw(body)
+    check_keys(body)
 
 
 def error_text(exc: BaseException) -> str:

@@ -7,7 +7,7 @@ failure) is a MessagePack map in its ``meta`` field, so that readers of today sk
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from ignis.config import shown
 from ignis.errors import InvalidMessageError, MessageTooLargeError, UnreadableMessageError
 from ignis.history import Attempt, extended, parsed
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
+from ignis.safe_msgpack import decode, decoder
 
 __all__ = [
     "LAST_TRACEPARENT",
@@ -72,8 +73,8 @@ MAX_ERROR_CHARS = 2_000
 
 _meta_encoder = msgspec.msgpack.Encoder()
 _json_encode = msgspec.json.Encoder().encode
-_meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
-_headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
+_read_meta: Callable[[bytes], dict[str, Any]] = decoder(dict[str, Any])
+_read_headers = decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
 _SLIM_ERROR_CHARS = 100
 _OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history", "given_up", LAST_TRACEPARENT)
@@ -138,7 +139,7 @@ def _encode_headers(headers: Mapping[str, Any] | None, max_bytes: int) -> bytes:
     try:
         meta = _meta_encoder.encode({"headers": dict(headers)})
         if len(meta) <= max_bytes:
-            _headers_decoder.decode(meta)  # as the consumer will; says which key is no text
+            _read_headers(meta)  # as the consumer will; says which key is no text
     except Exception as exc:  # an own type of the caller's may raise anything
         raise InvalidMessageError(f"cannot encode the headers: {error_text(exc)}") from exc
     if len(meta) > max_bytes:
@@ -150,7 +151,7 @@ def decode_meta(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        return _meta_decoder.decode(data)
+        return _read_meta(data)
     except Exception as exc:
         # Text that is not UTF-8 and values nested too deeply are no errors of msgspec's own. Whoever may publish chooses
         # these bytes: they must not be able to end whoever reads them.
@@ -498,7 +499,7 @@ class Message:
             out |= {"headers": {}, "meta_hex": self._record.meta.hex()}
         try:
             if self._record.flags & 0x0F == CODEC_MSGPACK:
-                out["body"] = msgspec.to_builtins(msgspec.msgpack.decode(self.body))
+                out["body"] = msgspec.to_builtins(decode(self.body))
             elif self._record.flags & 0x0F == CODEC_JSON:
                 out["body"] = msgspec.json.decode(self.body)
             else:

@@ -15,6 +15,7 @@ import msgspec
 
 from ignis.config import shown
 from ignis.errors import ConfigError
+from ignis.safe_msgpack import decode
 
 __all__ = ["Coders", "pydantic_coders"]
 
@@ -75,7 +76,7 @@ def pydantic_coders(type: Any, codec: str, strict: bool) -> Coders | None:
 
     def decode_msgpack(body: bytes) -> Any:
         try:
-            return adapter.validate_python(msgspec.msgpack.decode(body))
+            return adapter.validate_python(decode(body))
         except pydantic.ValidationError as exc:
             raise ValueError(_told(exc)) from None
 

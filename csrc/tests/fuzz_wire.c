@@ -149,7 +149,7 @@ static void copy_segment(const uint8_t *src, size_t len)
         REQUIRE(ours.count == count && theirs.count == count && ours.data_len == data_bytes && ours.expires_at_ms == 0);
         REQUIRE(memcmp(copy + IGN_SEGMENT_HEADER_BYTES, part + IGN_SEGMENT_HEADER_BYTES, len - IGN_SEGMENT_HEADER_BYTES) == 0);
     } else {
-        REQUIRE(code == IGN_E_MALFORMED || code == IGN_E_CORRUPT);
+        REQUIRE(code == IGN_E_MALFORMED || code == IGN_E_CORRUPT || code == IGN_E_TOO_LARGE);
     }
     free(part);
     free(copy);

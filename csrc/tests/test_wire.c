@@ -154,6 +154,39 @@ static void what_is_no_send(void)
     ign_wire_sorter_free(&sorter);
 }
 
+/* A record whose map is one byte over the limit, and one at it: in a run of SENDs and in a batch. */
+static void a_map_over_the_limit(void)
+{
+    static uint8_t meta[IGN_RECORD_MAX_META_BYTES + 1], bytes[3 * (sizeof meta + 100)], segment[sizeof meta + 200], copy[sizeof segment];
+    size_t used, rest, size = put_send(bytes, 1, "q", 5, 0, "a"), first = size, data_bytes;
+    uint32_t count, bad = 9;
+    ign_wire_sends sends;
+    ign_wire_sorter sorter = {0};
+    for (size_t over = 0; over < 2; over++) {
+        ign_record rec = {.meta = meta, .meta_len = IGN_RECORD_MAX_META_BYTES + over};
+        uint8_t *p = bytes + size + IGN_FRAME_HEADER_BYTES, *data = segment + ign_segment_size(1, ign_record_size(&rec)) - ign_record_size(&rec);
+        ign_record_encode(&rec, data);
+        memcpy(p, bytes + IGN_FRAME_HEADER_BYTES, 13);
+        ign_record_encode(&rec, p + 13);
+        ign_frame_put_header(bytes + size, IGN_WIRE_SEND, 2 + (int64_t)over, 13 + ign_record_size(&rec));
+        size += IGN_FRAME_HEADER_BYTES + 13 + ign_record_size(&rec);
+        size_t whole = ign_segment_size(1, ign_record_size(&rec));
+        ign_segment_begin(segment, 1, 0);
+        ign_segment_put_index(segment, 0, (uint32_t)ign_record_size(&rec), ign_crc32c(0, data, ign_record_size(&rec)));
+        ign_segment_finish(segment);
+        CHECK_EQ(ign_wire_copy_segment(copy, segment, whole, &count, &data_bytes, &bad), over ? IGN_E_TOO_LARGE : IGN_OK);
+        CHECK(!over || (bad == 0 && data_bytes == rec.meta_len));
+        CHECK_EQ(ign_record_meta_over(data, ign_record_size(&rec)), over ? rec.meta_len : 0);
+        CHECK_EQ(ign_record_meta_over(data, IGN_RECORD_HEADER_BYTES - 1), 0);
+    }
+    CHECK_EQ(ign_wire_take_sends(&sorter, bytes, size, sizeof bytes, &sends, &used), IGN_OK);
+    CHECK(sorter.piece_count == 2 && used > first && used < size);
+    ign_wire_sorter_clear(&sorter);
+    CHECK_EQ(ign_wire_take_sends(&sorter, bytes + used, size - used, sizeof bytes, &sends, &rest), IGN_E_TOO_LARGE);
+    CHECK(rest == size - used && sends.request_id == 3 && sends.meta_bytes == sizeof meta && sorter.piece_count == 0);
+    ign_wire_sorter_free(&sorter);
+}
+
 static void more_sends_than_a_sorter_keeps(void)
 {
     enum { MANY = 20000 };
@@ -468,6 +501,7 @@ MAIN("wire", {
     RUN(a_run_ends_where_something_else_begins);
     RUN(a_cut_run_is_what_is_complete);
     RUN(what_is_no_send);
+    RUN(a_map_over_the_limit);
     RUN(more_sends_than_a_sorter_keeps);
     RUN(routing_by_key);
     RUN(batches);

@@ -15,6 +15,7 @@ from ignis.console.refusals import RefusedError
 from ignis.console.roles import ADMIN
 from ignis.errors import BadRequestError, ScheduleNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.safe_msgpack import decode
 from ignis.schedules.book import Schedule
 from ignis.storage.base import QueueRecord
 
@@ -121,7 +122,7 @@ def _message(asked: PutSchedule, known: Schedule | None, codec: str) -> Any:
             raise BadRequestError("a new schedule needs body, or body_text for a queue of codec raw")
         if known.codec == "raw":
             return known.message
-        return (msgspec.json if known.codec == "json" else msgspec.msgpack).decode(known.message)
+        return (msgspec.json.decode if known.codec == "json" else decode)(known.message)
     return decoded_body(asked.body, asked.body_text, msgspec.UNSET, codec)
 
 

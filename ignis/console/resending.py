@@ -19,6 +19,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message, encode_key, encode_meta
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, PackedBatch
 from ignis.queue import Queue
+from ignis.safe_msgpack import decode
 from ignis.storage.base import Transfer
 
 __all__ = ["RESENT_HEADER", "Resend", "resend"]
@@ -128,7 +129,7 @@ def _checked(body: bytes, codec: str) -> bytes:
         if codec == "json":
             msgspec.json.decode(body)
         elif codec == "msgpack":
-            msgspec.msgpack.decode(body)
+            decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
         raise InvalidMessageError(f"body_base64 is no {codec} value: {exc}") from None
     return body

@@ -32,6 +32,7 @@ from ignis.native.record import (
     segment_info,
     shard_for_key,
     unpack_segment,
+    unsafe_keys,
 )
 from ignis.native.ring import Ring
 from ignis.native.slab import BufferRef, Slab
@@ -85,4 +86,5 @@ __all__ = [
     "shard_for_key",
     "sum_classes",
     "unpack_segment",
+    "unsafe_keys",
 ]

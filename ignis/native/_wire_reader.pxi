@@ -211,7 +211,7 @@ cdef class FrameReader:
 
         With ``sends`` neighbouring SENDs to one queue come as one item, (SEND, request id of the first, (name, ttl_ms, [(shard,
         batch, request ids)])), and SEND_BATCH as (SEND_BATCH, request id, (name, ttl_ms, [(shard, batch)])); in place of a
-        payload that breaks the rules stands its MalformedFrameError.
+        payload that breaks the rules stands its MalformedFrameError, or MessageTooLargeError for metadata over 128 KiB.
 
         Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it are returned first: then
         `lost` says so already. NativeError: another connection has been given the buffer since, or they were read into what was
@@ -310,7 +310,7 @@ cdef class FrameReader:
             if self._sends and frame.command == IGN_WIRE_SEND_BATCH:
                 try:
                     payload = decode_send_batch(frame.payload, frame.payload_len)
-                except _errors.MalformedFrameError as exc:
+                except (_errors.MalformedFrameError, _errors.MessageTooLargeError) as exc:
                     payload = exc
             else:
                 payload = PyBytes_FromStringAndSize(<const char *>frame.payload, <Py_ssize_t>frame.payload_len)

@@ -13,6 +13,7 @@ cdef extern from "ignis_record.h" nogil:
     enum:
         IGN_RECORD_VERSION
         IGN_RECORD_HEADER_BYTES
+        IGN_RECORD_MAX_META_BYTES
         IGN_SEGMENT_VERSION
         IGN_SEGMENT_HEADER_BYTES
         IGN_SEGMENT_INDEX_BYTES

@@ -25,6 +25,7 @@ from ignis.errors import CorruptRecordError, MessageTooLargeError, UnreadableMes
 cdef extern from "ignis_error.h" nogil:
     enum:
         IGN_OK
+        IGN_FULL
         IGN_E_INVALID
         IGN_E_NOMEM
         IGN_E_VERSION
@@ -383,6 +384,7 @@ cdef class Record:
         return (Record, (self._data,))
 
 
+include "_record_keys.pxi"
 include "_record_batch.pxi"
 include "_record_segments.pxi"
 include "_record_table.pxi"

@@ -44,6 +44,7 @@ cdef extern from "ignis_wire.h" nogil:
         size_t name_len
         uint64_t ttl_ms
         int64_t request_id
+        size_t meta_bytes
 
     int ign_wire_take_sends(ign_wire_sorter *sorter, const uint8_t *src, size_t len, size_t max_frame_bytes,
                             ign_wire_sends *sends, size_t *consumed)

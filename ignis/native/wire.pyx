@@ -19,8 +19,8 @@ from libc.string cimport memcpy, memmove, memset, strerror
 
 from ignis.native.frame cimport IGN_FRAME_HEADER_BYTES, IGN_FRAME_MAX_PAYLOAD, ign_frame, ign_frame_decode, ign_frame_put_header
 from ignis.native.record cimport (
-    IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close, ign_segment,
-    ign_segment_open, ign_segment_size, next_id, now_us, put_alone, record_bytes, text_of_id,
+    IGN_RECORD_MAX_META_BYTES, IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close,
+    ign_segment, ign_segment_open, ign_segment_size, next_id, now_us, put_alone, record_bytes, text_of_id,
 )
 from ignis.native.wait cimport ign_now_ns
 
@@ -40,6 +40,12 @@ cdef enum:
 
 cdef object malformed(str what):
     return _errors.MalformedFrameError(what)
+
+
+cdef object over_meta(size_t meta_bytes):
+    """The exception for a record with a map over what a stranger's may have."""
+    return _errors.MessageTooLargeError(
+        meta_bytes, IGN_RECORD_MAX_META_BYTES, "the record's format; headers: queue.max_headers_bytes", "metadata")
 
 
 cdef object damaged(int code, str what):
@@ -117,6 +123,8 @@ cdef PackedBatch batch_of_segment(const uint8_t *src, size_t size):
     if code == IGN_OK:
         return batch_of(segment, size, data_bytes, count)
     free(segment)
+    if code == IGN_E_TOO_LARGE:
+        raise over_meta(data_bytes)
     if code == IGN_E_CORRUPT:
         raise malformed(f"record {bad} of a batch of {size} bytes does not match its checksum")
     raise malformed(f"a batch of {size} bytes contradicts its own index")
@@ -145,7 +153,7 @@ cdef tuple decode_send_batch(const uint8_t *src, size_t size):
 def unpack_send_batch(data, size_t offset=0):
     """(name, ttl_ms, [(shard, batch)]) of the payload of SEND_BATCH, from ``offset`` to the end of the data.
 
-    Raises MalformedFrameError.
+    Raises MalformedFrameError, MessageTooLargeError: a record's metadata are over 128 KiB.
     """
     cdef Py_buffer view
     whole(data, offset, &view, "SEND_BATCH")
@@ -172,6 +180,8 @@ cdef Py_ssize_t decode_sends(list out, ign_wire_sorter *sorter, const uint8_t *s
                 code = ign_wire_take_sends(sorter, src, <size_t>size, limit, &sends, &consumed)
         if code == IGN_E_MALFORMED:
             out.append((IGN_WIRE_SEND, sends.request_id, malformed(f"SEND in a frame of {consumed} bytes holds no record")))
+        elif code == IGN_E_TOO_LARGE:
+            out.append((IGN_WIRE_SEND, sends.request_id, over_meta(sends.meta_bytes)))
         elif code != IGN_OK:
             raise_code(code, "SEND")
         else:

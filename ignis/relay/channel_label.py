@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from ignis.config import check_name
 from ignis.deadlines import DROP, ON_EXPIRY, note_on_expiry, on_expiry_of
 from ignis.errors import ConfigError
+from ignis.safe_msgpack import decoder
 from ignis.shovel_rounds import SHOVEL_RETRY, note_shovel_retry, shovel_retry_of
 from ignis.storage.base import QueueRecord
 
@@ -57,7 +58,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     def parse(cls, data: bytes) -> Label:
         """Checks what a producer wrote. Raises ConfigError: nothing of it can be trusted."""
         try:
-            label = msgspec.msgpack.decode(data, type=cls)
+            label = _read(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ConfigError(f"what the producer says of its queue cannot be read: {exc}") from exc
         if label.version not in (VERSION, DELAYED_VERSION):
@@ -73,6 +74,9 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         if unknown:
             raise ConfigError(f"the producer gave its queue a setting {min(unknown)!r} that queues do not have")
         return label
+
+
+_read: Callable[[bytes], Label] = decoder(Label)
 
 
 def settings_of(record: QueueRecord, chosen: Set[str] = frozenset()) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from ignis.config import QueueSettings, check_name, check_queue_name, number_tex
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
 from ignis.native import PackedBatch
 from ignis.near_names import meant
+from ignis.safe_msgpack import MAX_INTEGER_KEYS, decoder
 from ignis.storage.records import Fence, QueueRecord
 
 __all__ = [
@@ -97,6 +98,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("swept_count", "sideline_swept_count"), (0, _MOST)),
 }
 """Of a queue's record: those of the settings, and of what is stored beside them."""
+_read_record: Callable[[bytes], QueueRecord] = decoder(QueueRecord, max_integers=MAX_INTEGER_KEYS)
 _SECONDS = ("message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s")
 _CHOICES = {"durability": DURABILITIES, "codec": ("raw", "json", "msgpack")}
 _MAGAZINE = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,128}}(?:{_SIDELINE}|{_LATER})?\Z")
@@ -240,8 +242,9 @@ def check_record(record: QueueRecord, *, fractions: bool = False, any_name: bool
             }
             record = dataclasses.replace(record, **whole)
         packed = msgspec.msgpack.encode(record)
-        msgspec.msgpack.decode(packed, type=QueueRecord)
         extra_bytes = len(msgspec.msgpack.encode(record.extra))
+        if extra_bytes <= MAX_EXTRA_BYTES:
+            _read_record(packed)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"record of queue {record.name!r} cannot be stored: {exc}") from None
     if extra_bytes > MAX_EXTRA_BYTES:

@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "metric_catalogue near_names private_files regular_files service_notify stack_file stop_signals urls"
         ),
         "bench_report bounded_call config deploy file_lock hooks main_guard metric_names native places process_hooks",
+        "safe_msgpack",
         "body_plan http_endpoint pydantic_models settings_page stacks",
         "body_codec",
         "message sweep_result upkeep",

@@ -10,9 +10,10 @@ import msgspec
 
 from ignis.array_queue import MAX_DEPTH
 from ignis.broker.protocol.commands import MAX_HEAD_BYTES
-from ignis.broker.protocol.encoding import decoder_of, unpack
+from ignis.broker.protocol.encoding import reader_of, unpack
 from ignis.broker.protocol.payloads import MAX_VALUES, Bin, Name
 from ignis.errors import BadRequestError, ConfigError, InvalidMessageError
+from ignis.safe_msgpack import check_keys
 
 __all__ = ["unpack_enqueued"]
 
@@ -35,6 +36,10 @@ def unpack_enqueued(payload: bytes) -> tuple[str, str, list[Any]]:
     Raises what `unpack` does; ConfigError when there are more than a million, those within lists and dicts included.
     """
     head, _ = unpack(payload, _Enqueued)
+    try:
+        check_keys(head.values)
+    except msgspec.DecodeError as exc:
+        raise BadRequestError(f"ArrayRequest: values: {exc}") from None
     _check_count(head.values)
     return head.name, head.bin_name, unpack(_U32.pack(len(head.values)) + bytes(head.values), list[Any])[0]
 
@@ -66,7 +71,7 @@ def _parts(raw: msgspec.Raw) -> Iterable[msgspec.Raw]:
     first = memoryview(raw)[0]
     kind: Any = list[msgspec.Raw] if first & 0xF0 == 0x90 or first in (0xDC, 0xDD) else _MAP
     try:
-        found = decoder_of(kind).decode(raw)
+        found = reader_of(kind)(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BadRequestError("ArrayRequest: values: no MessagePack of values, or a key that is none") from None
     return found.values() if isinstance(found, dict) else found

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from ignis.broker.protocol.commands import FEATURES, MAGIC, VERSION
 from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidNameError, ProtocolError
+from ignis.safe_msgpack import MAX_INTEGER_KEYS, decode, decoder
 from ignis.storage.checks import shorten
 
-__all__ = ["decoder_of", "head_bytes", "pack", "pack_connect", "unpack", "unpack_connect", "unpack_value"]
+__all__ = ["head_bytes", "pack", "pack_connect", "reader_of", "unpack", "unpack_connect", "unpack_value"]
 
 T = TypeVar("T")
 
@@ -37,15 +39,15 @@ _TOLD_BYTES = 8_192
 _U32 = struct.Struct(">I")
 _HELLO = struct.Struct(">4sHHQ")  # magic, lowest version, highest version, features
 _encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_readers: dict[Any, Callable[[Any], Any]] = {}
 
 
-def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Reads values of this type; made once for each."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
-    return decoder
+def reader_of(kind: Any) -> Callable[[Any], Any]:
+    """Reads values of this type, see `ignis.safe_msgpack.decoder`; made once for each."""
+    read = _readers.get(kind)
+    if read is None:
+        read = _readers[kind] = decoder(kind, max_integers=MAX_INTEGER_KEYS)
+    return read
 
 
 def head_bytes(payload: bytes) -> int:
@@ -73,9 +75,9 @@ def unpack(payload: bytes, kind: type[T]) -> tuple[T, int]:
     end = 4 + _U32.unpack_from(payload)[0]
     if end > len(payload):
         raise BadRequestError(f"payload of {len(payload)} bytes announces a head of {end - 4} bytes")
-    decoder = _decoders.get(kind) or decoder_of(kind)
+    read = _readers.get(kind) or reader_of(kind)
     try:
-        return decoder.decode(memoryview(payload)[4:end]), end
+        return read(memoryview(payload)[4:end]), end
     except UnicodeDecodeError:
         # Its own text has a byte of the value, which may be a password.
         raise BadRequestError(f"payload is not a {getattr(kind, '__name__', kind)}: text that is not UTF-8") from None
@@ -94,7 +96,7 @@ def _refusal(head: bytes, kind: Any, why: str) -> BadRequestError | ConfigError:
     text = f"{field}: {expected[:200]}"
     if getattr(kind, "told", True) and field not in _SECRET and len(head) <= _TOLD_BYTES:
         try:
-            given = shorten(msgspec.msgpack.decode(head)[int(where[1])])
+            given = shorten(decode(head)[int(where[1])])
         except (msgspec.MsgspecError, ValueError, RecursionError):
             given = "something"  # which cannot be read without its type
         text = f"{field} = {given}: {expected[:200]}"

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.handler_log import message_id_in
 from ignis.consumer.outcome import Failed
@@ -44,6 +42,7 @@ from ignis.log_format import event_text
 from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel
 from ignis.retries import Backoff
+from ignis.safe_msgpack import ANY_NUMBER, decoder
 from ignis.stack_file import StackFile
 from ignis.stacks import start_thread
 from ignis.tracing import unsettled
@@ -54,7 +53,7 @@ log = logging.getLogger("ignis.workers")
 
 _OUTBOX_CLASSES = ((256, 1024), (4 << 10, 64), (child.REPORT_BYTES, 16))
 _POLL_S = 0.1
-_decode = msgspec.msgpack.Decoder().decode
+_decode = decoder(max_integers=ANY_NUMBER)
 
 
 class WorkerOwner(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ignis.errors import StoreBusyError, StoreFormatError
+from ignis.safe_msgpack import ANY_NUMBER, decoder
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
 from ignis.storage.embedded.context import StoreContext
@@ -26,6 +27,7 @@ __all__ = ["EmbeddedArrays"]
 _ENDS = struct.Struct(">QQ")
 _NUMBER = struct.Struct(">Q")
 _ATTEMPTS = 1_000
+_read = decoder(max_integers=ANY_NUMBER)
 
 
 class EmbeddedArrays(ArrayStore):
@@ -110,6 +112,6 @@ class EmbeddedArrays(ArrayStore):
 
 def _unpack(packed: list[bytes]) -> list[Any]:
     try:
-        return [msgspec.msgpack.decode(one) for one in packed]
+        return [_read(one) for one in packed]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise StoreFormatError(f"store: a value of an array queue is damaged: {exc}") from exc

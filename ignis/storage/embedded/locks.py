@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ignis.errors import StoreFormatError
+from ignis.safe_msgpack import decoder
 from ignis.storage.base import LockStore, LockTable
 from ignis.storage.checks import (
     check_epoch,
@@ -39,6 +40,8 @@ class _Stored(msgspec.Struct):
     """Of the machine, when the times were set."""
     ttl_ms: int = 0
 
+
+_read: Callable[[bytes], _Stored] = decoder(_Stored)
 
 _Planned = tuple[Sequence[Change], LockRecord | None]
 
@@ -197,6 +200,6 @@ class EmbeddedLocks(LockStore):
 def _decoded(name: str, value: bytes) -> _Stored:
     """Raises StoreFormatError."""
     try:
-        return msgspec.msgpack.decode(value, type=_Stored)
+        return _read(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise StoreFormatError(f"store: lock {name!r} is damaged: {exc}") from exc

@@ -10,6 +10,7 @@ import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreFormatError
 from ignis.log_format import event_text
+from ignis.safe_msgpack import MAX_INTEGER_KEYS, decoder
 from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_queue, check_record, check_same_name
 from ignis.storage.embedded.context import StoreContext
@@ -20,6 +21,8 @@ from ignis.storage.records import Fence, QueueRecord
 __all__ = ["EmbeddedQueues"]
 
 log = logging.getLogger("ignis.storage")
+
+_read: Callable[[bytes], QueueRecord] = decoder(QueueRecord, max_integers=MAX_INTEGER_KEYS)
 
 
 class EmbeddedQueues(QueueStore):
@@ -95,7 +98,7 @@ class EmbeddedQueues(QueueStore):
 def decode(name: str, value: bytes) -> QueueRecord:
     """The record of the queue of that name. Raises StoreFormatError, which concerns this queue alone."""
     try:
-        record = msgspec.msgpack.decode(value, type=QueueRecord)
+        record = _read(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _damaged(name, str(exc)) from exc
     if record.name != name:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ignis.errors import QueueNotFoundError
+from ignis.safe_msgpack import ANY_NUMBER, decoder
 from ignis.storage.base import ArrayStore, LockStore, LockTable, QueueStore
 from ignis.storage.checks import (
     check_array,
@@ -31,6 +32,8 @@ from ignis.storage.memory.state import StoreContext
 from ignis.storage.records import Fence, LockRecord, QueueRecord
 
 __all__ = ["MemoryArrays", "MemoryLocks", "MemoryQueues"]
+
+_read = decoder(max_integers=ANY_NUMBER)
 
 
 class MemoryQueues(QueueStore):
@@ -191,7 +194,7 @@ class MemoryArrays(ArrayStore):
         with self._store.open_content() as content:
             queue = content.arrays.get((self._store.scope, name, bin_name), deque())
             packed = [queue.popleft() for _ in range(min(limit, len(queue)))]
-        return [msgspec.msgpack.decode(one) for one in packed]
+        return [_read(one) for one in packed]
 
     def peek(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
         check_array(name, bin_name)
@@ -199,7 +202,7 @@ class MemoryArrays(ArrayStore):
         with self._store.open_content() as content:
             queue = content.arrays.get((self._store.scope, name, bin_name), deque())
             packed = list(itertools.islice(queue, limit))
-        return [msgspec.msgpack.decode(one) for one in packed]
+        return [_read(one) for one in packed]
 
     def size(self, name: str, bin_name: str) -> int:
         check_array(name, bin_name)

@@ -162,6 +162,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "process_alive": ("int", "int"),
     "route_batch": ("batch", "small", "int", "bytes"),
     "unpack_send_batch": ("buffer", "int"),
+    "unsafe_keys": ("buffer", "int"),
     "encode_send_acks": ("bytes", "int", "int"),
     "pack_send_batch": ("bytes", "int", "pairs"),
     "Outgoing.load": ("bytes", "int", "int", "batch"),

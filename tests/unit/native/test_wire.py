@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import pack_send, pack_send_batch
-from ignis.errors import FrameTooLargeError, MalformedFrameError, NativeError
+from ignis.errors import FrameTooLargeError, MalformedFrameError, MessageTooLargeError, NativeError
 from ignis.native import ANY_SHARD, PackedBatch, Record, decode_frames, encode_frame, encode_record, shard_for_key
 from ignis.native.wire import (
     FrameReader,
@@ -389,3 +390,29 @@ def test_acknowledgements_of_a_run() -> None:
     assert [payload.hex() for _, _, payload in found] == [
         f"00010003{pointer:016x}00000001" for pointer in (100, 101, 102)
     ]
+
+
+def test_metadata_over_128_kib_are_refused_by_name() -> None:
+    """In a batch, and in a run of SENDs of which the others are taken."""
+    most = 128 << 10
+    for size in (most, most + 1):
+        record = encode_record(b"1", meta=bytes(size))
+        sent = pack_send_batch(b"orders", 7, [(0, PackedBatch.pack([record]))])
+        send = struct.pack(">H", 6) + b"orders" + struct.pack(">QH", 7, 0)
+        frames = b"".join(
+            encode_frame(SEND, number, send + one)
+            for number, one in ((1, encode_record(b"a")), (2, record), (3, encode_record(b"b")))
+        )
+        reader = FrameReader(ReadArea(1 << 20), 1 << 20, True)
+        found = reader.feed(frames + encode_frame(SEND_BATCH, 4, sent))
+        if size == most:
+            assert len(unpack_send_batch(sent)[2]) == 1
+            assert [(request_id, type(payload)) for _, request_id, payload in found] == [(1, tuple), (4, tuple)]
+            continue
+        with pytest.raises(
+            MessageTooLargeError,
+            match=f"metadata of {size} bytes is over the limit of {most} bytes .*max_headers_bytes",
+        ):
+            unpack_send_batch(sent)
+        kinds = [(request_id, type(payload)) for _, request_id, payload in found]
+        assert kinds == [(1, tuple), (2, MessageTooLargeError), (3, tuple), (4, MessageTooLargeError)]
