@@ -656,7 +656,8 @@ class UnauthenticatedError(BrokerError):
 
 class PermissionDeniedError(BrokerError):
     """The user may not give this command for this queue. For DECLARE it means that the queue does not exist, or that the user
-    may not see it, and that a user with ``manage`` must make it. Attributes: ``command``, ``queue``."""
+    may not see it, and that a user with ``manage`` must make it; for SCHEDULES, that the rest of QUEUE_REPLACE would be allowed.
+    Attributes: ``command``, ``queue``."""
 
     code = "permission_denied"
 
@@ -667,6 +668,8 @@ class PermissionDeniedError(BrokerError):
                 ", which does not exist or which this user may not see; a user with manage or all for it makes it: "
                 f"ignis --url ... queue create {queue}"
             )
+        elif command == "SCHEDULES" and queue:
+            text += ": a user with manage or all for it adds, changes and removes its schedules"
         super().__init__(text)
         self.command = command
         self.queue = queue

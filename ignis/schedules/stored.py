@@ -7,6 +7,7 @@ with its queue when that is removed.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable
@@ -24,12 +25,15 @@ __all__ = [
     "MAX_BYTES",
     "SCHEDULES",
     "StoredSchedule",
+    "definitions",
     "draw_incarnation",
     "drop_schedule",
     "has_schedules",
     "read_schedules",
     "schedule_figures",
     "tick_id",
+    "with_bodies_of",
+    "without_bodies",
     "write_schedule",
 ]
 
@@ -44,6 +48,10 @@ _LAST_MS = 32_503_680_000_000
 _NUMBERS = (
     "done_ms", "created_at_ms", "anchor_ms", "paused_at_ms", "last_tick_ms", "last_lag_ms", "fired", "missed_ticks",
 )  # fmt: skip
+
+
+_COURSE = ("done_ms", "paused_at_ms", "fired", "missed_ticks", "last_tick_ms", "last_lag_ms", "epoch")
+"""What changes while a schedule runs: who may work on its queue fires, pauses and resumes it."""
 
 
 class StoredSchedule(msgspec.Struct, omit_defaults=True):
@@ -133,6 +141,43 @@ def _checked(one: StoredSchedule) -> StoredSchedule:
             raise ValueError(f"{name} is out of bounds")
     base64.b64decode(one.body, validate=True)
     return one
+
+
+def without_bodies(record: QueueRecord) -> QueueRecord:
+    """The record for somebody who may not look at the queue's messages: what its schedules publish is left empty."""
+    rows = record.extra.get(SCHEDULES)
+    if not isinstance(rows, dict):
+        return record
+    hidden = {
+        name: {**row, "body": ""} if isinstance(row, dict) and "body" in row else row for name, row in rows.items()
+    }
+    return dataclasses.replace(record, extra={**record.extra, SCHEDULES: hidden})
+
+
+def with_bodies_of(record: QueueRecord, stored: QueueRecord) -> QueueRecord:
+    """What `without_bodies` has left empty, as it is stored: an empty body of a schedule that has another one there."""
+    rows, known = record.extra.get(SCHEDULES), stored.extra.get(SCHEDULES)
+    if not isinstance(rows, dict) or not isinstance(known, dict):
+        return record
+    filled = {name: _filled(row, known.get(name)) for name, row in rows.items()}
+    return dataclasses.replace(record, extra={**record.extra, SCHEDULES: filled})
+
+
+def _filled(row: Any, stored: Any) -> Any:
+    if not isinstance(row, dict) or not isinstance(stored, dict) or row.get("body") != "":
+        return row
+    return {**row, "body": stored.get("body", "")} if row.get("incarnation") == stored.get("incarnation") else row
+
+
+def definitions(record: QueueRecord) -> Any:
+    """What the queue's schedules are, without how far they have come."""
+    rows = record.extra.get(SCHEDULES) or {}
+    if not isinstance(rows, dict):
+        return rows
+    return {
+        name: {field: value for field, value in row.items() if field not in _COURSE} if isinstance(row, dict) else row
+        for name, row in rows.items()
+    }
 
 
 def schedule_figures(record: QueueRecord) -> list[dict[str, Any]]:

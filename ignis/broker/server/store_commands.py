@@ -35,6 +35,7 @@ from ignis.errors import (
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
+from ignis.schedules.stored import definitions, with_bodies_of, without_bodies
 from ignis.storage.base import QueueRecord, Transfer
 from ignis.storage.bounded_reads import peek_fitting, scan_fitting
 from ignis.storage.checks import MAX_TTL_S, check_declaration, check_settings, shorten
@@ -241,7 +242,12 @@ def _names(asked: Asked) -> Reply:
 
 def _queue_get(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
-    return value(asked.app.store.queues.get(head.name))
+    return value(_shown(asked, asked.app.store.queues.get(head.name)))
+
+
+def _shown(asked: Asked, record: QueueRecord | None) -> QueueRecord | None:
+    """What its schedules publish are messages of the queue: for those who may look at them."""
+    return record if record is None or asked.may(Command.PEEK, record.name) else without_bodies(record)
 
 
 def _queue_put(asked: Asked) -> Reply:
@@ -260,7 +266,8 @@ def _queue_replace(asked: Asked) -> Reply:
             f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}; give two records of one queue"
         )
     check_settings(fresh, known)
-    if not asked.may(Command.CREATE_QUEUE, known.name):
+    manages, looks = asked.may(Command.CREATE_QUEUE, known.name), asked.may(Command.PEEK, known.name)
+    if not manages:
         for name in ("shards", "durability", "codec"):
             if getattr(known, name) != getattr(fresh, name):
                 raise QueueMismatchError(
@@ -268,20 +275,23 @@ def _queue_replace(asked: Asked) -> Reply:
                     "is for those who may manage it"
                 )
 
+        if definitions(known) != definitions(fresh):
+            raise PermissionDeniedError("SCHEDULES", known.name)
+
     def change(record: QueueRecord) -> None:
-        if record != known:
+        if (record if looks else without_bodies(record)) != known:
             raise ConflictError(f"queue {record.name!r} was changed meanwhile")
-        vars(record).update(vars(fresh))
+        vars(record).update(vars(fresh if looks else with_bodies_of(fresh, record)))
 
     result = asked.app.store.queues.update(known.name, change, asked.fence(head.fence))
     asked.app.facts.forget(known.name)
-    return Reply(RESULT, pack(result), lambda _: asked.app.look_at(known.name))
+    return Reply(RESULT, pack(_shown(asked, result)), lambda _: asked.app.look_at(known.name))
 
 
 def _queue_list(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueList)
     records = asked.app.store.queues.list(head.active)
-    return value([one for one in records if asked.may(Command.QUEUE_LIST, one.name)])
+    return value([_shown(asked, one) for one in records if asked.may(Command.QUEUE_LIST, one.name)])
 
 
 def _queue_remove(asked: Asked) -> Reply:

@@ -347,6 +347,116 @@ def test_what_a_record_may_say(broker: RunningBroker, change: dict[str, Any]) ->
         assert stored(boss, MINE) == known
 
 
+SECRET_BODY = {"salary": 1_000}
+
+
+def scheduled(broker: RunningBroker, name: str) -> QueueRecord:
+    with app(broker, "boss", "all:*") as boss:
+        boss.queue(name, dict).open()
+        boss.schedules.add("beat", queue=name, message=SECRET_BODY, every="1h")
+        record = boss.store.queues.get(name)
+        assert record is not None
+        return record
+
+
+@pytest.mark.parametrize("rule", ["publish:mine", "consume:mine", "manage:mine", "QUEUE_GET,QUEUE_LIST:mine"])
+def test_what_a_schedule_publishes_is_for_who_may_look(broker: RunningBroker, rule: str) -> None:
+    body = scheduled(broker, MINE).extra["schedules"]["beat"]["body"]
+    assert body
+    with client(broker, "who", rule) as who:
+        row = stored(who, MINE).extra["schedules"]["beat"]
+        assert (row["body"], row["every_ms"]) == ("", 3_600_000)
+        if "LIST" in rule:
+            (listed,) = ask(who, Command.QUEUE_LIST, payloads.QueueList())
+            assert listed["extra"]["schedules"]["beat"]["body"] == ""
+    for rule in ("look:mine", "work:mine", "all:*"):
+        with client(broker, "who", rule) as who:
+            assert stored(who, MINE).extra["schedules"]["beat"]["body"] == body
+
+
+def test_who_may_manage_and_not_look_changes_schedules_without_seeing_what_they_publish(broker: RunningBroker) -> None:
+    before = scheduled(broker, MINE)
+    with client(broker, "manager", "manage:mine") as manager, client(broker, "boss", "all:*") as boss:
+        known = stored(manager, MINE)
+        rows = {**known.extra["schedules"]}
+        rows["beat"] = {**rows["beat"], "every_ms": 60_000}
+        rows["other"] = {**rows["beat"], "body": "MQ==", "incarnation": "other"}
+        fresh = dataclasses.replace(known, extra={**known.extra, "schedules": rows})
+        answer = ask(manager, Command.QUEUE_REPLACE, payloads.QueueReplace(known, fresh))
+        assert answer["extra"]["schedules"]["beat"]["body"] == ""
+        now = stored(boss, MINE).extra["schedules"]
+        assert now["beat"]["body"] == before.extra["schedules"]["beat"]["body"]
+        assert (now["beat"]["every_ms"], now["other"]["body"]) == (60_000, "MQ==")
+        with pytest.raises(errors.ConflictError):
+            ask(manager, Command.QUEUE_REPLACE, payloads.QueueReplace(known, fresh))
+
+
+def test_a_worker_fires_and_pauses_schedules_and_neither_adds_nor_changes_them(broker: RunningBroker) -> None:
+    known = scheduled(broker, MINE)
+    row = known.extra["schedules"]["beat"]
+    with client(broker, "worker", "work:mine") as worker:
+        for rows in (
+            {},
+            {"beat": row, "more": row},
+            {"beat": {**row, "body": "MQ=="}},
+            {"beat": {**row, "every_ms": 100}},
+            {"more": row},
+        ):
+            fresh = dataclasses.replace(known, extra={**known.extra, "schedules": rows})
+            with pytest.raises(
+                errors.PermissionDeniedError, match="manage or all for it adds, changes and removes its schedules"
+            ):
+                ask(worker, Command.QUEUE_REPLACE, payloads.QueueReplace(known, fresh))
+    with app(broker, "worker", "work:mine") as worker:
+        assert worker.schedules.pause("beat").paused
+        assert not worker.schedules.resume("beat").paused
+        assert worker.schedules.run("beat")
+        for change in (
+            lambda: worker.schedules.add("beat", queue=MINE, message={}, every="2h"),
+            lambda: worker.schedules.add("more", queue=MINE, message={}, every="2h"),
+            lambda: worker.schedules.remove("beat"),
+        ):
+            with pytest.raises(errors.PermissionDeniedError, match="schedules"):
+                change()
+
+
+# -- what nobody may store
+
+
+def test_keys_of_one_hash_reach_no_record(broker: RunningBroker) -> None:
+    make(broker, MINE)
+    with client(broker, "boss", "all:*") as boss:
+        known = stored(boss, MINE)
+        odd = dataclasses.replace(known, extra={"x": {(1, 2): None}})
+        for command, head in (
+            (Command.QUEUE_PUT, odd), (Command.QUEUE_REPLACE, payloads.QueueReplace(known, odd)),
+            (Command.CREATE_QUEUE, payloads.CreateQueue("new", {"codec": {(1, 2): 3}})),
+            (Command.ARRAY_ENQUEUE, ["mine", "b", [{(1, 2): 3}]]),
+        ):  # fmt: skip
+            with pytest.raises(errors.BadRequestError, match="a map has an array for a key, at byte"):
+                ask(boss, command, head)
+        assert stored(boss, MINE) == known
+
+
+def test_metadata_over_the_limit_is_refused(broker: RunningBroker) -> None:
+    make(broker, MINE)
+    with app(broker, "boss", "publish,look:mine") as sender:
+        magazines = sender.store.magazines
+        largest = msgspec.msgpack.encode({"headers": {"h": b"x" * (131_072 - 17)}})
+        assert len(largest) == 131_072
+        magazines.load_records(MINE, 0, [encode_record(b"1", meta=largest)])
+        for records in (
+            [encode_record(b"1", meta=largest + b"x")],
+            [encode_record(b"1"), encode_record(b"1", meta=largest + b"x")],
+        ):
+            with pytest.raises(
+                errors.MessageTooLargeError, match="metadata of 131073 bytes is over the limit of 131072 bytes"
+            ) as caught:
+                magazines.load_records(MINE, 0, records)
+            assert (caught.value.size_bytes, caught.value.limit_bytes) == (131_073, 131_072)
+        assert sum(one.pending for one in magazines.metadata(MINE)) == 1
+
+
 def test_a_worker_changes_settings_and_not_what_is_stored_by_them(broker: RunningBroker) -> None:
     make(broker, MINE)
     with client(broker, "worker", f"work:{MINE}") as worker:
