@@ -21,6 +21,12 @@ from ignis.schedules.due import MISSED
 __all__ = ["schedules"]
 
 
+_of_queue = click.option(
+    "-q", "--queue", metavar="QUEUE", shell_complete=complete_queue,
+    help="Whose schedule, where several queues have one of that name.",
+)  # fmt: skip
+
+
 @click.group(cls=WordGroup)
 @common_options
 def schedules() -> None:
@@ -50,12 +56,13 @@ def list_command(state: State) -> int:
 
 @schedules.command("show")
 @click.argument("name", metavar="NAME")
+@_of_queue
 @common_options
 @pass_state
-def show_command(state: State, name: str) -> int:
+def show_command(state: State, name: str, queue: str | None) -> int:
     """Shows schedule NAME with its message and its figures."""
     with state.app() as app:
-        _show(state, app.schedules.get(name))
+        _show(state, app.schedules.get(name, queue=queue))
     return exit_codes.OK
 
 
@@ -117,49 +124,53 @@ def _message(codec: str, text: str) -> Any:
 
 @schedules.command("pause")
 @click.argument("name", metavar="NAME")
+@_of_queue
 @common_options
 @pass_state
-def pause_command(state: State, name: str) -> int:
+def pause_command(state: State, name: str, queue: str | None) -> int:
     """Stops schedule NAME until `resume`. The ticks of that time are left out."""
     with state.app() as app:
-        app.schedules.pause(name)
+        app.schedules.pause(name, queue=queue)
     return _said(state, name, "paused")
 
 
 @schedules.command("resume")
 @click.argument("name", metavar="NAME")
+@_of_queue
 @common_options
 @pass_state
-def resume_command(state: State, name: str) -> int:
+def resume_command(state: State, name: str, queue: str | None) -> int:
     """Lets schedule NAME tick again, from now on."""
     with state.app() as app:
-        app.schedules.resume(name)
+        app.schedules.resume(name, queue=queue)
     return _said(state, name, "resumed")
 
 
 @schedules.command("remove")
 @click.argument("name", metavar="NAME")
+@_of_queue
 @yes_option
 @common_options
 @pass_state
-def remove_command(state: State, name: str, yes: bool) -> int:
+def remove_command(state: State, name: str, queue: str | None, yes: bool) -> int:
     """Removes schedule NAME. What it has published stays."""
     with state.app() as app:
-        app.schedules.get(name)
+        queue = app.schedules.get(name, queue=queue).queue
         if not confirmed(f"Remove schedule {name}?", yes):
             return exit_codes.ERROR
-        app.schedules.remove(name)
+        app.schedules.remove(name, queue=queue)
     return _said(state, name, "removed")
 
 
 @schedules.command("run")
 @click.argument("name", metavar="NAME")
+@_of_queue
 @common_options
 @pass_state
-def run_command(state: State, name: str) -> int:
+def run_command(state: State, name: str, queue: str | None) -> int:
     """Publishes the message of schedule NAME now, beside its ticks."""
     with state.app() as app:
-        id, queue = _run(app, name)
+        id, queue = _run(app, name, queue)
     if state.json:
         output.document({"schedule": name, "queue": queue, "id": id})
     else:
@@ -167,9 +178,9 @@ def run_command(state: State, name: str) -> int:
     return exit_codes.OK
 
 
-def _run(app: Ignis, name: str) -> tuple[str, str]:
-    queue = app.schedules.get(name).queue
-    return app.schedules.run(name), queue
+def _run(app: Ignis, name: str, queue: str | None) -> tuple[str, str]:
+    queue = app.schedules.get(name, queue=queue).queue
+    return app.schedules.run(name, queue=queue), queue
 
 
 def _said(state: State, name: str, what: str) -> int:

@@ -13,7 +13,7 @@ from ignis.clearing import purge as purge_magazine
 from ignis.console.call import Answer, Call
 from ignis.console.choice import Id, IdList, Wanted
 from ignis.console.jobs import Job
-from ignis.console.reading import schedule_document
+from ignis.console.reading import schedule_document, schedule_of
 from ignis.console.refusals import RefusedError
 from ignis.console.roles import ADMIN, OPERATE, READ
 from ignis.errors import BadRequestError
@@ -217,28 +217,20 @@ def run_delayed(call: Call) -> dict[str, Any]:
 
 def run_schedule(call: Call) -> dict[str, Any]:
     """Publishes the schedule's message now, beside its ticks."""
-    name, queue = _schedule(call)
-    return {"schedule": name, "queue": queue, "id": call.services.app.schedules.run(name)}
+    name, queue = schedule_of(call, OPERATE, call.body.queue)
+    return {"schedule": name, "queue": queue, "id": call.services.app.schedules.run(name, queue=queue)}
 
 
 def pause_schedule(call: Call) -> dict[str, Any]:
     """Stops the schedule until it is resumed."""
-    name, _ = _schedule(call)
-    return schedule_document(call.services.app.schedules.pause(name))
+    name, queue = schedule_of(call, OPERATE, call.body.queue)
+    return schedule_document(call.services.app.schedules.pause(name, queue=queue))
 
 
 def resume_schedule(call: Call) -> dict[str, Any]:
     """Lets the schedule tick again."""
-    name, _ = _schedule(call)
-    return schedule_document(call.services.app.schedules.resume(name))
-
-
-def _schedule(call: Call) -> tuple[str, str]:
-    """Its name and queue. The role counts for that queue. Raises ScheduleNotFoundError, PermissionDeniedError."""
-    found = call.services.app.schedules.get(call.path["schedule"])
-    call.visitor.require(OPERATE, found.queue)
-    call.audited.update(queue=found.queue)
-    return found.name, found.queue
+    name, queue = schedule_of(call, OPERATE, call.body.queue)
+    return schedule_document(call.services.app.schedules.resume(name, queue=queue))
 
 
 # -- jobs

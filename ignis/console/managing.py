@@ -10,7 +10,7 @@ from msgspec import Meta
 from ignis.config import check_queue_name
 from ignis.console.call import Call
 from ignis.console.gateway import decoded_body
-from ignis.console.reading import schedule_document
+from ignis.console.reading import schedule_document, schedule_of, seen_by
 from ignis.console.refusals import RefusedError
 from ignis.console.roles import ADMIN
 from ignis.errors import BadRequestError, ScheduleNotFoundError
@@ -84,7 +84,7 @@ def put_schedule(call: Call) -> dict[str, Any]:
     schedules = call.services.app.schedules
     name = call.path["schedule"]
     try:
-        known: Schedule | None = schedules.get(name)
+        known: Schedule | None = schedules.get(name, queue=asked.queue, sees=seen_by(call))
     except ScheduleNotFoundError:
         known = None
     if known is not None:
@@ -110,6 +110,7 @@ def put_schedule(call: Call) -> dict[str, Any]:
         queue=target,
         message=_message(asked, known, queue.codec.name),
         missed=asked.missed or ("once" if known is None else known.missed),
+        sees=seen_by(call),
         **timing,
     )
     return {**schedule_document(made), "made": known is None}
@@ -128,8 +129,6 @@ def _message(asked: PutSchedule, known: Schedule | None, codec: str) -> Any:
 
 def remove_schedule(call: Call) -> dict[str, Any]:
     """Removes a schedule. What it has published stays."""
-    found = call.services.app.schedules.get(call.path["schedule"])
-    call.visitor.require(ADMIN, found.queue)
-    call.audited.update(queue=found.queue)
-    call.services.app.schedules.remove(found.name)
-    return {"schedule": found.name, "queue": found.queue, "removed": True}
+    name, queue = schedule_of(call, ADMIN, call.query.queue)
+    call.services.app.schedules.remove(name, queue=queue)
+    return {"schedule": name, "queue": queue, "removed": True}

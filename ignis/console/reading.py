@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ignis._version import __version__
 from ignis.console.call import Call
@@ -15,7 +19,9 @@ from ignis.schedules.book import Schedule
 from ignis.told_progress import progress_of
 from ignis.urls import redacted
 
-__all__ = ["health", "overview", "queue", "schedule_document", "schedules", "shards", "workers"]
+__all__ = [
+    "OfQueue", "health", "overview", "queue", "schedule_document", "schedule_of", "schedules", "seen_by", "shards", "workers",
+]  # fmt: skip
 
 _PREVIEW_CHARS = 1_024
 _MOST_MESSAGES = 20
@@ -71,9 +77,33 @@ def _shard(state: Any) -> dict[str, Any]:
     return {**vars(state), "pending": state.pending}
 
 
+class OfQueue(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose schedule it is, where several queues have one of that name."""
+
+    queue: Annotated[str, Meta(max_length=128)] | None = None
+
+
+def schedule_of(call: Call, needs: str, queue: str | None) -> tuple[str, str]:
+    """The name and queue of the schedule in the path. The role counts for that queue. To a visitor who may not look at the queue
+    there is none.
+
+    Raises ScheduleNotFoundError, PermissionDeniedError, ConfigError: several queues that the visitor sees have one of that name.
+    """
+    found = call.services.app.schedules.get(call.path["schedule"], queue=queue, sees=seen_by(call))
+    call.visitor.require(needs, found.queue)
+    call.audited.update(queue=found.queue)
+    return found.name, found.queue
+
+
+def seen_by(call: Call) -> Callable[[str], bool]:
+    """Whether the visitor may look at a queue."""
+    return lambda queue: call.visitor.may(READ, queue)
+
+
 def schedules(call: Call) -> dict[str, Any]:
     """The schedules whose queues the visitor may look at."""
-    found = [schedule_document(one) for one in call.services.app.schedules.list() if call.visitor.may(READ, one.queue)]
+    sees = seen_by(call)
+    found = [schedule_document(one) for one in call.services.app.schedules.list() if sees(one.queue)]
     return {"schedules": [{**one, "roles": call.visitor.roles(one["queue"])} for one in found], "scope": "fleet"}
 
 

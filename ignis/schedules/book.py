@@ -157,6 +157,7 @@ class Schedules:
         every: Any = None,
         timezone: str | None = None,
         missed: str = "once",
+        sees: Callable[[str], bool] | None = None,
     ) -> Schedule:
         """Stores a schedule, or changes the one of that name; durable on return.
 
@@ -171,12 +172,13 @@ class Schedules:
             every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
             timezone: of ``cron``; None = UTC.
             missed: ``skip``, ``once`` or ``all``: what becomes of ticks that nobody fired in time.
+            sees: as for `get`.
 
         Raises:
             ConfigError, InvalidNameError, InvalidMessageError, MessageTooLargeError: nothing was stored. ConfigError also
-            when a schedule of that name stands at another queue.
+            when a schedule of that name stands at another queue, and not at this one.
         """
-        stored = self._put(_asked(name, queue, message, cron, every, timezone, missed))
+        stored = self._put(_asked(name, queue, message, cron, every, timezone, missed), sees=sees)
         return _shown(name, queue, stored)
 
     def list(self) -> builtins.list[Schedule]:
@@ -196,34 +198,44 @@ class Schedules:
         except (PermissionDeniedError, PublishOnlyError):
             return []
 
-    def get(self, name: str) -> Schedule:
-        """Raises ScheduleNotFoundError."""
-        record, one = self._find(name)
+    def get(self, name: str, *, queue: str | None = None, sees: Callable[[str], bool] | None = None) -> Schedule:
+        """The schedule of that name.
+
+        Args:
+            name: of the schedule.
+            queue: its queue. Without it the name alone says which; here and below.
+            sees: whose queues count, where somebody may not know of all.
+
+        Raises:
+            ScheduleNotFoundError.
+            ConfigError: several queues have one of that name, so name the queue. It names them.
+        """
+        record, one = self._find(name, queue, sees)
         return _shown(name, record.name, one)
 
-    def pause(self, name: str) -> Schedule:
+    def pause(self, name: str, *, queue: str | None = None) -> Schedule:
         """No tick is fired until `resume`, and those of that time are not missed. What is published stays. Idempotent.
 
-        Raises ScheduleNotFoundError.
+        Raises what `get` raises.
         """
 
         def change(one: StoredSchedule, now_ms: int) -> None:
             one.paused_at_ms = one.paused_at_ms or now_ms
 
-        return self._change(name, change)
+        return self._change(name, queue, change)
 
-    def resume(self, name: str) -> Schedule:
-        """Ticks are fired again, from now on. Idempotent. Raises ScheduleNotFoundError."""
+    def resume(self, name: str, *, queue: str | None = None) -> Schedule:
+        """Ticks are fired again, from now on. Idempotent. Raises what `get` raises."""
 
         def change(one: StoredSchedule, now_ms: int) -> None:
             if one.paused_at_ms:
                 one.paused_at_ms, one.done_ms = 0, now_ms
 
-        return self._change(name, change)
+        return self._change(name, queue, change)
 
-    def remove(self, name: str) -> None:
-        """Removes the schedule; what is published stays. Raises ScheduleNotFoundError."""
-        record, found = self._find(name)
+    def remove(self, name: str, *, queue: str | None = None) -> None:
+        """Removes the schedule; what is published stays. Raises what `get` raises."""
+        record, found = self._find(name, queue)
 
         def change(record: QueueRecord) -> None:
             one = read_schedules(record).get(name)
@@ -233,10 +245,10 @@ class Schedules:
         self._store().queues.update(record.name, change)
         self._changed()
 
-    def run(self, name: str) -> str:
+    def run(self, name: str, *, queue: str | None = None) -> str:
         """Publishes the schedule's message now, beside its ticks, paused or not; returns the message's id. Durable on return.
-        Raises ScheduleNotFoundError and what publishing raises."""
-        record, one = self._find(name)
+        Raises what `get` and publishing raise."""
+        record, one = self._find(name, queue)
         id = new_id()
         load_ticks(self._store().magazines, record, name, one, [self._now_ms()], ids=[id])
         return id_text(id)
@@ -246,20 +258,33 @@ class Schedules:
     def _now_ms(self) -> int:
         return int(self._clock()() * 1000)
 
-    def _find(self, name: str) -> tuple[QueueRecord, StoredSchedule]:
+    def _find(
+        self, name: str, queue: str | None, sees: Callable[[str], bool] | None = None
+    ) -> tuple[QueueRecord, StoredSchedule]:
+        """Raises ScheduleNotFoundError, and ConfigError where several queues have one of that name."""
         name = check_name(name, "schedule")
-        known: list[str] = []
+        wanted = None if queue is None else check_queue_name(queue)
+        known: set[str] = set()
+        found: list[tuple[QueueRecord, StoredSchedule]] = []
         for record in self._store().queues.list():
-            found = read_schedules(record)
-            if name in found:
-                return record, found[name]
-            known += found
+            if (wanted is not None and record.name != wanted) or (sees is not None and not sees(record.name)):
+                continue
+            of_queue = read_schedules(record)
+            known.update(of_queue)
+            if name in of_queue:
+                found.append((record, of_queue[name]))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(sorted(record.name for record, _ in found)[:10])
+            raise ConfigError(f"schedule {name!r} stands at {len(found)} queues: {names}; name the queue as well")
+        where = "" if wanted is None else f" at queue {wanted!r}"
         raise ScheduleNotFoundError(
-            f"schedule {name!r} does not exist; there is {', '.join(sorted(known)[:10]) or 'none'}"
+            f"schedule {name!r} does not exist{where}; there is {', '.join(sorted(known)[:10]) or 'none'}"
         )
 
-    def _change(self, name: str, change: Callable[[StoredSchedule, int], None]) -> Schedule:
-        record, _ = self._find(name)
+    def _change(self, name: str, queue: str | None, change: Callable[[StoredSchedule, int], None]) -> Schedule:
+        record, _ = self._find(name, queue)
         now_ms = self._now_ms()
         changed: list[StoredSchedule] = []
 
@@ -275,21 +300,15 @@ class Schedules:
         self._changed()
         return _shown(name, record.name, changed[0])
 
-    def _put(self, asked: _Asked, declared: bool = False) -> StoredSchedule:
+    def _put(self, asked: _Asked, declared: bool = False, sees: Callable[[str], bool] | None = None) -> StoredSchedule:
         codec = self._codec(asked.queue)
         body = encoded_message(asked.name, codec, asked.message)
         told = asked.told(body) if declared else ""
         queues, now_ms = self._store().queues, self._now_ms()
-        try:
-            at = self._find(asked.name)[0].name
-        except ScheduleNotFoundError:
-            at = asked.queue
-        if at != asked.queue:
-            raise ConfigError(
-                f"schedule {asked.name!r} publishes to queue {at!r}, not {asked.queue!r}: remove it first"
-            )
         record = queues.get(asked.queue)
         known = None if record is None else read_schedules(record).get(asked.name)
+        if known is None:
+            self._check_elsewhere(asked, sees)
         if declared and known is not None and known.declared == told:
             return known  # what was changed by hand since then stays until the code asks for something else
         made: list[StoredSchedule] = []
@@ -311,6 +330,14 @@ class Schedules:
         queues.update(asked.queue, apply)
         self._changed()
         return made[0]
+
+    def _check_elsewhere(self, asked: _Asked, sees: Callable[[str], bool] | None) -> None:
+        """Raises ConfigError where another queue has a schedule of that name."""
+        try:
+            at = self._find(asked.name, None, sees)[0].name
+        except ScheduleNotFoundError:
+            return
+        raise ConfigError(f"schedule {asked.name!r} publishes to queue {at!r}, not {asked.queue!r}: remove it first")
 
 
 def encoded_message(schedule: str, codec: BodyCodec[Any], message: Any) -> bytes:

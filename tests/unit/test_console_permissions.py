@@ -171,11 +171,37 @@ def test_a_change_is_refused_to_who_has_not_the_role(
     may, body = MAY[name_of(row)]
     for user in EVERYBODY - may:
         found = Someone(stage[1], stage[2][user]).ask(row.method, path_of(row), body)
-        refused(found, 403, "permission_denied")
+        refused(found, *_refusal(row, user))
     if EVERYBODY - may:
         by_session = Someone(stage[1])
-        right = by_session.log_in(min(EVERYBODY - may))
-        refused(by_session.ask(row.method, path_of(row), body, **right), 403, "permission_denied")
+        user = min(EVERYBODY - may)
+        right = by_session.log_in(user)
+        refused(by_session.ask(row.method, path_of(row), body, **right), *_refusal(row, user))
+
+
+def _refusal(row: ApiRoute, user: str) -> tuple[int, str]:
+    """To somebody of another queue the schedule is not there."""
+    if user != "else" or "{schedule}" not in row.path:
+        return 403, "permission_denied"
+    return (400, "bad_request") if row.method == "PUT" else (404, "schedule_not_found")
+
+
+def test_a_schedule_of_a_queue_that_somebody_may_not_see_is_as_none(
+    stage: tuple[Ignis, Console, dict[str, str]],
+) -> None:
+    other = Someone(stage[1], stage[2]["else"])
+    for ask in (("POST", "/run"), ("POST", "/pause"), ("POST", "/resume"), ("DELETE", "")):
+        for given in ({}, {"queue": "jobs"}):
+            answers = []
+            for name in ("beat", "absent"):
+                path = f"/schedules/{name}{ask[1]}"
+                if ask[0] == "DELETE" and given:
+                    path += "?queue=jobs"
+                found = other.ask(ask[0], path, given if ask[0] == "POST" else None)
+                refused(found, 404, "schedule_not_found")
+                answers.append(found.json()["error"]["message"].replace(name, "NAME"))
+            assert answers[0] == answers[1]
+            assert "beat" not in answers[0]
 
 
 @pytest.mark.parametrize("row", [row for row in ROUTES if not row.mutating], ids=name_of)

@@ -402,3 +402,30 @@ def test_a_running_application_fires_by_itself(store_url: str, new_app: MakeApp)
 
 def test_ids_are_remembered_for_a_bounded_number_of_ticks() -> None:
     assert [remember_s(period) for period in (0.1, 1, 60, 86_400)] == [3_600, 20_000, 604_800, 604_800]
+
+
+def test_a_name_at_two_queues_needs_the_queue(memory_app: ignis.Ignis) -> None:
+    """Somebody who may change the record of one queue can give it a schedule of any name."""
+    schedules = memory_app.schedules
+    schedules.add("same", queue="one", message={}, every="1h")
+    planted = memory_app.store.queues.get("one")
+    assert planted is not None
+    memory_app.queue("two").open()
+    memory_app.store.queues.update("two", lambda record: record.extra.update(planted.extra))
+    for act in (schedules.get, schedules.pause, schedules.resume, schedules.run, schedules.remove):
+        with pytest.raises(ConfigError, match="'same' stands at 2 queues: one, two; name the queue as well"):
+            act("same")  # type: ignore[operator]
+    assert schedules.pause("same", queue="two").queue == "two"
+    assert not schedules.get("same", queue="one").paused
+    assert schedules.get("same", sees=lambda queue: queue == "one").queue == "one"
+    schedules.run("same", queue="one")
+    assert memory_app.queue("one").main.pending() == 1
+    schedules.remove("same", queue="two")
+    assert schedules.get("same").queue == "one"
+    with pytest.raises(ScheduleNotFoundError, match="does not exist at queue 'two'; there is none"):
+        schedules.get("same", queue="two")
+    schedules.add("same", queue="one", message={}, every="2h")
+    with pytest.raises(ConfigError, match="publishes to queue 'one', not 'two'"):
+        schedules.add("same", queue="two", message={}, every="2h")
+    hidden = schedules.add("same", queue="two", message={}, every="2h", sees=lambda queue: queue == "two")
+    assert hidden.queue == "two"

@@ -108,7 +108,7 @@ export function schedule(one, again) {
   ], one ? "Change" : "Add", "main", async (given) => {
     const name = one ? one.schedule : given.get("name");
     const asked = { missed: given.get("missed") };
-    if (!one) asked.queue = given.get("queue");
+    asked.queue = one ? one.queue : given.get("queue");
     for (const field of ["every", "cron", "timezone"]) if (given.get(field)) asked[field] = given.get(field);
     if (asked.every && /^[0-9.]+$/.test(asked.every)) asked.every = Number(asked.every);
     const body = given.get("body").replaceAll("\r\n", "\n");
@@ -124,6 +124,6 @@ export function schedule(one, again) {
 
 export function unschedule(one, again) {
   ask(`Remove ${one.schedule}`, [h("p", {}, `What it has published to ${one.queue} stays.`)], "Remove", "danger", async () => {
-    await carry(`${one.schedule}: removed`, () => change("DELETE", path(one.schedule)));
+    await carry(`${one.schedule}: removed`, () => change("DELETE", `${path(one.schedule)}?queue=${encodeURIComponent(one.queue)}`));
   }, again);
 }

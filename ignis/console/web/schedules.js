@@ -12,7 +12,7 @@ export async function schedules(main) {
   const list = h("div");
   const manages = state.roles.includes("admin");
   const tool = (one, text, path) => h("button", {
-    onclick: () => act(`${one.schedule}: ${text.toLowerCase()}`, () => change("POST", `/schedules/${encodeURIComponent(one.schedule)}/${path}`), again),
+    onclick: () => act(`${one.schedule}: ${text.toLowerCase()}`, () => change("POST", `/schedules/${encodeURIComponent(one.schedule)}/${path}`, { queue: one.queue }), again),
   }, text);
   const line = (one) => h("tr", {},
     h("td", { class: "name" }, one.schedule, " ", one.paused ? tag("paused", "warn") : null),
