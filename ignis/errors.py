@@ -161,13 +161,20 @@ class MalformedFrameError(NativeError, ValueError):
     code = "malformed_frame"
 
 
+_TLS_RECORD = 0x1603
+"""With these two bytes a client of TLS begins, of whatever version."""
+
+
 class FrameTooLargeError(MalformedFrameError):
     """The frame announces more than the limit. Attributes: ``size_bytes``, ``limit_bytes``."""
 
     code = "frame_too_large"
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"frame announces {size_bytes} bytes, the limit is {limit_bytes} bytes (max_frame_bytes)")
+        text = f"frame announces {size_bytes} bytes, the limit is {limit_bytes} bytes (max_frame_bytes)"
+        if size_bytes >> 16 == _TLS_RECORD:
+            text = "what came is the beginning of TLS and no frame: a client of TLS (ignis+tls://) speaks to a port without it"
+        super().__init__(text)
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
 

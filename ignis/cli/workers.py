@@ -25,7 +25,7 @@ def workers(state: State, queue: str | None) -> int:
 
     "longest" is how long the longest call of a handler has run. Where no handler runs, it is the age of the oldest claim
     since it was made or renewed. Below stand the messages that handlers have been at for 5 s or more, by the ids that
-    `ignis queue cancel` takes, and how far those have come whose handlers say so.
+    `ignis queue cancel` takes, and those whose handlers say how far they have come.
 
     Who is idle holds nothing and is not shown; the health address of `ignis worker` shows its processes.
     """

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ignis.cancellation import forget_requests, requests_of
@@ -114,7 +114,7 @@ class LongWork:
         oldest, self._newest = self._in_hand.numbers()
         try:
             long = 0 < oldest <= before
-            self._look_at_calls(self._calls() if long else [])
+            self._look_at_calls(self._calls() if long or told(self._queue.name) else [])
             if long:
                 self.look()
             self._forget([one for one in list(self.asked) if self._in_hand.place(one) is None])
@@ -206,17 +206,19 @@ class LongWork:
             since[first_id] = (now_ms - round((took_s or 0.0) * 1_000) if known is None else known[0], messages)
         self._since = since
 
-    def long_calls(self) -> dict[bytes, tuple[int, int]]:
-        """Message id -> (since when, in ms since 1970; messages of the call): the longest of what runs for `LONG_S` or more."""
+    def long_calls(self, told: Collection[bytes] = ()) -> dict[bytes, tuple[int, int]]:
+        """Message id -> (since when, in ms since 1970; messages of the call): the longest of what runs for `LONG_S` or more, or
+        has ``told`` its progress."""
         before_ms = time.time_ns() // 1_000_000 - LONG_S * 1_000
-        found = sorted(
-            (since_ms, one, messages) for one, (since_ms, messages) in self._since.items() if since_ms <= before_ms
-        )
         long: dict[bytes, tuple[int, int]] = {}
-        for since_ms, request_id, messages in found[:_MOST_CALLS]:
+        for since_ms, request_id, messages in sorted((since, one, many) for one, (since, many) in self._since.items()):
+            if len(long) == _MOST_CALLS or (since_ms > before_ms and not told):
+                break
             with contextlib.suppress(LookupError, UnreadableMessageError):  # accounted for meanwhile
                 chunk, index = self._in_hand.locate(request_id)
-                long[Record(chunk.records[index]).id] = (since_ms, messages)
+                id = Record(chunk.records[index]).id
+                if since_ms <= before_ms or id in told:
+                    long[id] = (since_ms, messages)
         return long
 
     def told(self) -> list[Work]:
@@ -230,7 +232,7 @@ class LongWork:
     def _store_told(self, works: list[Work]) -> None:
         """Stores what has changed, and removes what has ended."""
         now = {work.id: (work.fraction or 0.0, work.text) for work in works}
-        calls = self.long_calls()
+        calls = self.long_calls(now)
         if not (now or calls or self._stored or self._stored_calls):
             return
         self._store_at = time.monotonic() + (_STORE_S if now or calls != self._stored_calls else _STORE_CALLS_S)

@@ -370,6 +370,9 @@ def test_the_command_line(embedded_url: str, new_app: MakeApp, capsys: pytest.Ca
 
         (one,) = eventually(shown)
         assert (one["id"], one["fraction"], one["text"]) == (running.id, 0.4, "rows read")
+        assert main(["--url", embedded_url, "workers", "jobs", "--json"]) == exit_codes.OK
+        ((call,),) = [one["long_calls"] for one in json.loads(capsys.readouterr().out)["workers"]]
+        assert call["id"] == running.id, "how long it has run is known as soon as its progress is"
         assert main(["--url", embedded_url, "workers"]) == exit_codes.OK
         assert "40%" in capsys.readouterr().out
         nobody = str(uuid.uuid4())

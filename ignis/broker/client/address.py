@@ -9,9 +9,20 @@ from typing import NamedTuple
 from ignis._version import __version__
 from ignis.broker.protocol.commands import DEFAULT_PORT
 from ignis.broker.protocol.payloads import Connect
+from ignis.errors import UnauthenticatedError
 from ignis.storage.process_identity import this_process
 
-__all__ = ["BrokerAddress"]
+__all__ = ["BrokerAddress", "refusal_of"]
+
+
+def refusal_of(head: Connect, error: Exception) -> Exception:
+    """The error of a CONNECT. A broker says the same to everybody whom it does not know; who gave nothing is told that here."""
+    if isinstance(error, UnauthenticatedError) and not (head.token or head.user or head.password):
+        return UnauthenticatedError(
+            "the broker asks for a user, and no token, user or password was given (ignis://user:password@host:port, or "
+            "IGNIS_TOKEN), nor a client certificate that it knows"
+        )
+    return error
 
 
 class BrokerAddress(NamedTuple):

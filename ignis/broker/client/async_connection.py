@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from ignis.broker.client.address import refusal_of
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.pending_acks import MAX_PENDING, PendingAcks
 from ignis.broker.client.reconnect import final_tls_error
@@ -139,7 +140,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if isinstance(answer.error, ConnectionLostError) and self.tls_error is not None:
             raise self.tls_error
         if answer.error is not None:
-            raise answer.error
+            raise refusal_of(head, answer.error)
 
     async def exchange(self, request: ClientRequest[Any], timeout_s: float) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;

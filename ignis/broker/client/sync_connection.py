@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from ignis.broker.client.address import refusal_of
 from ignis.broker.client.pending_acks import MAX_PENDING, PendingAcks
 from ignis.broker.client.shared_reader import SharedReader
 from ignis.broker.client.slot import Slot
@@ -49,7 +50,7 @@ class SyncConnection(SharedReader):
         if answer is None:
             raise StoreTimeoutError("CONNECT", int(timeout_s * 1000), "client.connect_timeout_s")
         if answer.error is not None:
-            raise answer.error
+            raise refusal_of(head, answer.error)
 
     def look(self) -> bool:
         """Whether the connection stands, after a look at what has come; does not wait."""

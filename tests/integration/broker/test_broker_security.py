@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,6 +22,8 @@ import ignis
 from ignis import errors
 from ignis.broker.auth.passwords import hash_password, new_token
 from ignis.broker.auth.users_file import Token, User, editing
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
 from tests.support import WAIT_S
 from tests.support.tls_files import TlsFiles
 
@@ -116,12 +119,30 @@ def test_users_do_what_they_may(start: Start, users: Path) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"token": "wrong"}, {"user": "boss", "password": "wrong"}, {"user": "nobody", "password": PASSWORD}],
+    [{"token": "wrong"}, {"user": "boss", "password": "wrong"}, {"user": "nobody", "password": PASSWORD}],
 )
 def test_everybody_else_is_refused_alike(start: Start, users: Path, given: dict[str, str]) -> None:
     broker = start("--users", users)
     with broker.app(**given) as app, pytest.raises(errors.UnauthenticatedError, match="unknown user, or wrong"):
         app.queue("orders", bytes).open()
+
+
+def test_who_gives_nothing_is_told_that(start: Start, users: Path) -> None:
+    """It is the client that says so: the broker answers everybody alike."""
+    broker = start("--users", users)
+    text = "no token, user or password was given .*IGNIS_TOKEN"
+    with broker.app() as app, pytest.raises(errors.UnauthenticatedError, match=text):
+        app.queue("orders", bytes).open()
+
+    async def main() -> None:
+        client = AsyncClient(BrokerAddress("127.0.0.1", broker.port))
+        try:
+            with pytest.raises(errors.UnauthenticatedError, match=text):
+                await client.connect()
+        finally:
+            await client.close()
+
+    asyncio.run(main())
 
 
 def test_guessing_is_slowed_down_and_nothing_secret_is_logged(start: Start, users: Path) -> None:

@@ -119,6 +119,13 @@ def test_a_frame_over_the_limit_is_known_from_four_bytes() -> None:
         FrameDecoder(max_frame_bytes=13)
 
 
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_client_of_tls_is_said_to_be_one(version: int) -> None:
+    """It was said to announce a frame of 369,295,622 bytes."""
+    with pytest.raises(errors.FrameTooLargeError, match=r"the beginning of TLS .* speaks to a port without it"):
+        decode_frames(bytes([0x16, 3, version, 2, 0, 1]), max_frame_bytes=1 << 26)
+
+
 def test_thousands_of_frames_at_once() -> None:
     payloads = [b"%d" % i for i in range(5000)]
     frames, used = decode_frames(encode_frames(3, 100, payloads))
