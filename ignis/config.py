@@ -292,7 +292,8 @@ def parse_bool(value: object, name: str) -> bool:
 
 @dataclass(frozen=True)
 class QueueSettings(_Settings):
-    """Settings of one queue. They are stored with it, so that every process that opens the queue has the same."""
+    """Settings of one queue. They are stored with it, so that every process that opens the queue has the same; but
+    ``max_message_bytes``, ``max_headers_bytes`` and ``strict`` are each process's own."""
 
     section: ClassVar[str] = "queue"
     named: ClassVar[bool] = True
@@ -325,7 +326,8 @@ class QueueSettings(_Settings):
     )
     strict: bool = _setting(
         True,
-        "a message is read back before it is published, and refused when a consumer could not read it or would get another value",
+        "a message is read back before it is published, and refused when a consumer could not read it or would get another "
+        "value; not sets and tuples of an untyped queue, which become lists, nor a subclass, which becomes the queue's type",
     )
     shovel_interval_s: float = _setting(
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400

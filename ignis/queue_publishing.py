@@ -54,7 +54,7 @@ class PublishingQueue(QueueParts[M]):
 
         Args:
             message: of the queue's type.
-            key: messages of one key keep their order; None spreads them over the shards.
+            key: messages of one key go to one shard, and are handed out in their order; None spreads them.
             headers: a small map kept in the envelope.
             delay: the message is delivered after this time: seconds, text such as ``"5m"``, or a timedelta.
             at: the message is delivered at this time, which needs a time zone. Give ``delay`` or ``at``. See `later`.

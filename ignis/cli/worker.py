@@ -41,7 +41,11 @@ __all__ = ["find_app", "sweep", "worker"]
 )
 @click.option("--max-messages", type=click.IntRange(min=1), metavar="N", help="End, or be replaced, after so many.")
 @click.option("--max-rss", metavar="SIZE", help="End, or be replaced, when resident memory is larger, e.g. 512M.")
-@click.option("--burst", is_flag=True, help="End with 0 when the queues are empty and all is acknowledged.")
+@click.option(
+    "--burst",
+    is_flag=True,
+    help="End with 0 when the queues are empty and all is acknowledged; what is delayed, retries too, is not waited for.",
+)
 @click.option(
     "--health-bind",
     metavar="[HOST:]PORT",

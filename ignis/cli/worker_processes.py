@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
@@ -34,7 +34,7 @@ from ignis.service_notify import ServiceNotifier
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.http_routes import app_endpoint, failed_queues, supervisor_endpoint
-from ignis.supervisor.worker_main import Limits, Worker, running_queues
+from ignis.supervisor.worker_main import BURST, Limits, Worker, running_queues
 from ignis.urls import redacted
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
@@ -100,12 +100,14 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
     if given.stacks_fd is not None:
         os.set_inheritable(given.stacks_fd, False)  # what a handler starts must not keep it open
 
+    queues: list[str] = []
+
     def announce() -> None:
         """Whoever waits for this line may publish, and may send signals."""
         if supervised:
             return
         service.ready()
-        queues = running_queues(app)
+        queues.extend(running_queues(app))
         if state.json:
             document = {
                 "event": "started", "pid": os.getpid(), "owner": app.store.owner, "url": redacted(app.url), "queues": queues,
@@ -135,12 +137,27 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         )
         worker.run(given.stop_timeout)
         drained = app.drained
+        if worker.why == BURST and not supervised and not state.json:
+            _say_delayed(app, queues)
     if state.json and not supervised:
         output.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
     if given.burst and not supervised and not drained:
         output.warning("the burst left messages in hand, as the log says: they are handled again, by others")
         return exit_codes.ERROR
     return exit_codes.OK
+
+
+def _say_delayed(app: Ignis, queues: Sequence[str]) -> None:
+    """A burst does not wait for what is due later, such as the next attempt at what failed."""
+    for name in queues:
+        with contextlib.suppress(IgnisError):  # it is for people
+            later = app.queue(name).later
+            if count := len(later):
+                due = later.next_due()
+                when = "" if due is None else f", the next at {due.isoformat(' ', 'seconds')}"
+                output.remark(
+                    f"{count:,} message(s) of {name} are delayed, retries too{when}: the burst did not wait for them"
+                )
 
 
 def supervise(state: State, target: str, given: WorkerOptions) -> int:

@@ -168,6 +168,31 @@ def test_a_burst_ends_well_when_all_is_acknowledged(tmp_path: Path, url: str, pr
         assert (b"in hand" in errors) is not room
 
 
+def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
+    """It ended with 0 and no word while attempts were still to come."""
+    (tmp_path / "later.py").write_text(
+        f"import ignis\napp = ignis.Ignis({url!r})\n"
+        "@app.queue('jobs', str).handler(retry=ignis.Retry(attempts=3, base='9m', jitter=False))\n"
+        "def handle(body):\n    raise ConnectionError\n"
+    )
+    with Ignis(url) as app:
+        app.queue("jobs", str).publish("one")
+    ended = subprocess.run(
+        [sys.executable, "-m", "ignis", "worker", "later", "--url", url, "--burst"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stderr.splitlines()[-1]
+    assert re.match(
+        r"1 message\(s\) of jobs are delayed, retries too, the next at 20\d\d-.*: the burst did not wait", said
+    )
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:
     process = start()
     with Ignis(url) as app:
