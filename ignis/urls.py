@@ -6,9 +6,10 @@ makes it. What is not known to be harmless is left out.
 
 from __future__ import annotations
 
+import os
 import re
 
-__all__ = ["masked", "redacted"]
+__all__ = ["masked", "masked_path", "redacted"]
 
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
@@ -16,8 +17,11 @@ _NO_HOST = frozenset({"embedded", "memory", "relay", "file"})
 """Schemes whose URLs are paths: an ``@`` in one is part of a name."""
 _PLAIN = frozenset({"scope", "events", "create", "tls", "durability", "batch_records", "thread_pool_size"})
 _PLAIN_ENDS = ("_id", "_ms", "_s", "_bytes")
-_CREDENTIALS = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)[^\n]*@|[^\s'"@:/\\]*:\S*@""")
-"""What stands before a host: behind a scheme and slashes, any number and either kind of them, or ``user:password@`` alone."""
+_CREDENTIALS = re.compile(
+    r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)(?:[^\n]|\n(?=\S*@))*@|[^\s'"@:/\\]*:(?:\S|\n(?=\S*@))*@"""
+)
+"""What stands before a host: behind a scheme and slashes, any number and either kind of them, or ``user:password@`` alone. A line
+may end within a password."""
 _MASKED_CHARS = 2_000
 _QUERY = re.compile(r"""(:[/\\]+[^\s?'"]*\?)([^\s'"#]*)(#[^\s'"]*)?""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
@@ -43,6 +47,11 @@ def redacted(url: object) -> str:
             return f"{scheme}://{_HIDDEN}"  # of the options, or of a password with a mark in it
         elif not _hosts(place.partition("/")[0]):
             return f"{scheme}://{_HIDDEN}"  # user:password without a host
+        host, _, path = place.partition("/")
+        if set(path) & set("=:&"):  # options that were meant to stand behind a question mark
+            place = f"{host}/{_HIDDEN}"
+    elif "@" in place and not place.startswith(("/", ".")):
+        place = f"{_HIDDEN}@{place.rpartition('@')[2]}"  # a login, which a path has not
     shown = f"{scheme}://{place}"
     if question:
         shown += "?" + "&".join(_option(one) for one in query.split("&"))
@@ -58,6 +67,11 @@ def masked(text: str) -> str:
     if "@" in text:
         text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
     return _QUERY.sub(_masked_query, text) if "?" in text else text
+
+
+def masked_path(path: str | os.PathLike[str]) -> str:
+    """`masked` for the name of a file or directory, in whose place somebody may have given a URL."""
+    return masked(os.fspath(path).encode("utf-8", "backslashreplace").decode())
 
 
 def _masked_query(found: re.Match[str]) -> str:

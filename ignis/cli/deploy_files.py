@@ -11,6 +11,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
 from ignis.storage.private_directory import check_way
+from ignis.urls import masked_path
 
 __all__ = ["deploy_files"]
 
@@ -32,10 +33,10 @@ def deploy_files(state: State, directory: Path, replace: bool) -> int:
     try:
         written = deploy.write(directory, replace=replace)
     except OSError as exc:
-        raise ConfigError(f"{exc.filename or directory} cannot be written: {exc.strerror or exc}") from exc
+        raise ConfigError(f"{masked_path(exc.filename or directory)} cannot be written: {exc.strerror or exc}") from exc
     if state.json:
-        output.document({"directory": str(directory), "files": [str(path) for path in written]})
+        output.document({"directory": masked_path(directory), "files": [masked_path(path) for path in written]})
     else:
         for path in written:
-            click.echo(str(path))
+            click.echo(masked_path(path))
     return exit_codes.OK

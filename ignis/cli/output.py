@@ -19,6 +19,7 @@ import msgspec
 from ignis.errors import IgnisError
 from ignis.escaping import plain
 from ignis.log_format import JsonFormatter, event_text
+from ignis.urls import masked
 
 __all__ = [
     "age",
@@ -138,6 +139,7 @@ def remark(text: str, *, event: str = "remark", **fields: object) -> None:
 
 def warning(text: str) -> None:
     """A remark that should be seen."""
+    text = masked(text)
     if _lines_of_json[0]:
         _json_line(logging.WARNING, "warning", text)
         return
@@ -145,7 +147,9 @@ def warning(text: str) -> None:
 
 
 def error(message: str, *, code: str, retryable: bool, exit_code: int, as_json: bool) -> None:
-    """The one line that says what went wrong; with ``as_json`` one JSON document, also on stderr."""
+    """The one line that says what went wrong; with ``as_json`` one JSON document, also on stderr. What somebody has typed in the
+    place of something else may be a URL."""
+    message = masked(message)
     if _lines_of_json[0]:
         fields: dict[str, object] = {"code": code, "retryable": retryable, "exit_code": exit_code}
         if as_json:

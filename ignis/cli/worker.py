@@ -93,6 +93,8 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
 def find_app(target: str) -> Ignis:
     """Imports ``MODULE:APP``. Raises ConfigError with the place of the failure, never the module's traceback."""
     module_name, _, path = target.partition(":")
+    if "://" in target:
+        raise ConfigError("a worker is given MODULE:APP; a store's URL goes with --url, or in IGNIS_URL")
     if not module_name:
         raise ConfigError(f"{target!r} names no module; write MODULE:APP, such as shop.tasks:app")
     directory = os.getcwd()

@@ -17,6 +17,7 @@ from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.passwords import split_token
 from ignis.broker.auth.principal import Credentials, Principal
 from ignis.broker.auth.users_file import User
+from ignis.config import shown
 from ignis.console.refusals import RefusedError
 from ignis.console.roles import NOBODY, NONE, READ, ROLES, Reader, may, roles_of
 from ignis.console.sessions import Session, Sessions
@@ -242,5 +243,5 @@ def _origin(text: str) -> str:
     """Raises ConfigError."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/") or parts.query:
-        raise ConfigError(f"origin {text!r} is not of the form https://host or https://host:port")
+        raise ConfigError(f"origin {shown(text)} is not of the form https://host or https://host:port")
     return f"{parts.scheme}://{parts.netloc}".lower()

@@ -21,6 +21,7 @@ from ignis.log_limit import LimitedLog
 from ignis.private_files import open_private
 from ignis.stacks import start_thread
 from ignis.storage.private_directory import check_way
+from ignis.urls import masked_path
 
 __all__ = ["AuditLog"]
 
@@ -58,9 +59,9 @@ class AuditLog:
                 if not stat.S_ISREG(mode) or mode & 0o022:
                     os.close(self._descriptor)
                     what = "others may write it (chmod go-w)" if stat.S_ISREG(mode) else "it is no regular file"
-                    raise ConfigError(f"audit log {os.fspath(path)}: {what}")
+                    raise ConfigError(f"audit log {masked_path(path)}: {what}")
             except OSError as exc:
-                raise ConfigError(f"audit log {os.fspath(path)}: {exc.strerror}") from exc
+                raise ConfigError(f"audit log {masked_path(path)}: {exc.strerror}") from exc
 
     def write(self, entry: dict[str, Any]) -> None:
         """Appends one entry, with the time. What the disk refuses is logged: the call that it is about was made."""

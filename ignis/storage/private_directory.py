@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ignis.errors import ConfigError, StoreUnreachableError
 from ignis.private_files import make_directory
+from ignis.urls import masked_path
 
 __all__ = ["as_owner", "check_file", "check_way", "make_private", "make_way"]
 
@@ -40,15 +41,17 @@ def make_private(path: Path, what: str) -> None:
         make_directory(path)
         found = path.lstat()
     except FileExistsError:
-        raise ConfigError(f"{what} {path} is not a directory") from None
+        raise ConfigError(f"{what} {masked_path(path)} is not a directory") from None
     except OSError as exc:
-        raise StoreUnreachableError(f"{what} {path}: {exc.strerror}") from exc
+        raise StoreUnreachableError(f"{what} {masked_path(path)}: {exc.strerror}") from exc
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{what} {path} is not a directory")
+        raise ConfigError(f"{what} {masked_path(path)} is not a directory")
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"{what} {path} belongs to user {found.st_uid}, this process is {os.geteuid()}")
+        raise ConfigError(f"{what} {masked_path(path)} belongs to user {found.st_uid}, this process is {os.geteuid()}")
     if found.st_mode & 0o077:
-        raise ConfigError(f"{what} {path} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}")
+        raise ConfigError(
+            f"{what} {masked_path(path)} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}"
+        )
 
 
 def make_way(path: Path) -> None:
@@ -70,7 +73,9 @@ def check_file(path: str | os.PathLike[str], what: str) -> None:
     except OSError:
         return
     if mode & stat.S_IWOTH:
-        raise ConfigError(f"{what} {os.fspath(path)} has mode {mode & 0o7777:o}: everybody may write it; chmod o-w it")
+        raise ConfigError(
+            f"{what} {masked_path(path)} has mode {mode & 0o7777:o}: everybody may write it; chmod o-w it"
+        )
 
 
 def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] | None = ()) -> None:
@@ -113,7 +118,7 @@ def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] |
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise ConfigError(f"{what} {goal}: more than {_MOST_LINKS} links on the way")
+            raise ConfigError(f"{what} {masked_path(goal)}: more than {_MOST_LINKS} links on the way")
         if target.startswith("/"):
             here = "/"
         ahead += target.split("/")[::-1]
@@ -123,8 +128,8 @@ def _check_directory(path: str, found: os.stat_result, trusted: Collection[int] 
     _check_owner(path, found, trusted, what, goal)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise ConfigError(
-            f"{what} {goal} is not safe: everybody may write {path} (mode {found.st_mode & 0o7777:o}), and so put something "
-            f"else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or close it "
+            f"{what} {masked_path(goal)} is not safe: everybody may write {path} (mode {found.st_mode & 0o7777:o}), and so "
+            f"put something else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or close it "
             f"(chmod o-w {path}), or name a place elsewhere"
         )
 
@@ -133,14 +138,14 @@ def as_owner(owner: int, path: str | os.PathLike[str]) -> str:
     """What to do about a place of another user. Root is not told to take it: that shuts out whom it belongs to."""
     if os.geteuid() == 0:
         return f"Run as that user (sudo -u '#{owner}')"
-    return f"Run as that user, have root give it away (chown {os.geteuid()} {os.fspath(path)})"
+    return f"Run as that user, have root give it away (chown {os.geteuid()} {masked_path(path)})"
 
 
 def _check_owner(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
     if trusted is not None and found.st_uid not in trusted and not _unmapped(found.st_uid):
         raise ConfigError(
-            f"{what} {goal} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its place or "
-            f"in that of what is in it; this process is user {os.geteuid()}. {as_owner(found.st_uid, path)}, or "
+            f"{what} {masked_path(goal)} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its "
+            f"place or in that of what is in it; this process is user {os.geteuid()}. {as_owner(found.st_uid, path)}, or "
             "name a place elsewhere"
         )
 

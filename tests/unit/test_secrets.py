@@ -189,3 +189,48 @@ def test_a_url_in_the_place_of_something_else(
 )
 def test_what_is_no_secret_is_left(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"embedded://u:{SECRET}@/x", "embedded://***@/x"),
+        (f"memory://u:{SECRET}@h", "memory://***@h"),
+        (f"relay://u:{SECRET}@./x", "relay://***@./x"),
+        (f"ignis://h:1/token={SECRET}", "ignis://h:1/***"),
+        (f"aerospike://h:3000/password={SECRET}", "aerospike://h:3000/***"),
+        ("embedded:///var/lib/a:b@c", "embedded:///var/lib/a:b@c"),
+        ("aerospike://h:3000/ns", "aerospike://h:3000/ns"),
+    ],
+)
+def test_a_login_and_options_where_a_path_is(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+    assert shown in repr(ignis.Ignis(url))
+
+
+def test_a_password_with_the_end_of_a_line_in_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ignis.Ignis(config=f"ignis://u:{SECRET}\n@h:1")
+    assert SECRET not in str(caught.value)
+    assert masked(f"u:{SECRET}\n{SECRET}@h") == "***@h"
+    assert masked("one: two\nthree@four") == "one: two\nthree@four"
+
+
+@pytest.mark.parametrize("url", [f"ignis://u:{SECRET}@h:1", f"ignis://h:1?token={SECRET}"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["load"], ["broker", "--users"], ["console", "--origin"], ["console", "--audit"], ["worker"], ["deploy-files"],
+        ["broker", "user", "list", "--users"], ["queue", "create"], ["dump", "q", "--out"], ["--config"],
+    ],
+)  # fmt: skip
+def test_a_url_in_the_place_of_an_argument(
+    words: list[str], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IGNIS_URL", "embedded://./s")
+    rest = ["queues"] if words == ["--config"] else []
+    main([*words, url, *rest])
+    said = capsys.readouterr()
+    assert SECRET not in said.out + said.err
+    assert said.out + said.err
