@@ -331,6 +331,46 @@ def test_a_file_of_roots_is_not_given_away(tmp_path: Path) -> None:
     assert treasure.stat().st_uid == 0
 
 
+@as_root
+def test_a_lock_of_another_user_is_refused(tmp_path: Path) -> None:
+    """In a directory where all may make files somebody could hold it for good."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o1777)
+    home.chmod(0o1777)
+    lock = home / "users.json.lock"
+    lock.touch(mode=0o600)
+    os.chown(lock, STRANGER, STRANGER)
+    with pytest.raises(
+        ConfigError, match=rf"users.json.lock of the users file belongs to user {STRANGER}, .* remove it"
+    ):
+        add(home / "users.json", User("ann", ["all:*"]))
+    assert not (home / "users.json").exists()
+    lock.unlink()
+    add(home / "users.json", User("ann", ["all:*"]))
+    os.chown(lock, 0, 0)
+    add(home / "users.json", User("bob", ["all:*"]))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory", "writable"])
+def test_a_lock_that_is_no_file_of_ones_own_is_refused(path: Path, tmp_path: Path, kind: str) -> None:
+    lock = path.with_name(f"{path.name}.lock")
+    match kind:
+        case "pipe":
+            os.mkfifo(lock)
+        case "link":
+            lock.symlink_to(tmp_path / "elsewhere")
+        case "directory":
+            lock.mkdir()
+        case _:
+            lock.touch()
+            lock.chmod(0o666)
+    with pytest.raises(
+        ConfigError, match="has mode 666: others may" if kind == "writable" else "is not a regular file"
+    ):
+        add(path, User("ann", ["all:*"]))
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_an_edit_that_fails_changes_nothing(path: Path) -> None:
     add(path, User("ann", ["all:*"]))
     before = path.read_bytes()

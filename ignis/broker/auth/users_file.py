@@ -23,6 +23,7 @@ from ignis.file_lock import FileLock
 from ignis.private_files import open_private
 from ignis.regular_files import regular_only
 from ignis.storage.private_directory import check_way
+from ignis.urls import masked_path
 
 __all__ = ["Token", "User", "Users", "editing", "load_users"]
 
@@ -87,34 +88,34 @@ def load_users(path: str | os.PathLike[str], *, as_owner: bool = False) -> Users
             check_way(path, "users file", owners=(owner,) if as_owner and os.geteuid() == 0 else ())
         descriptor = regular_only(path, os.O_RDONLY | (0 if linked else os.O_NOFOLLOW))
     except OSError as exc:
-        raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
+        raise ConfigError(f"users file {masked_path(path)}: {exc.strerror}") from exc
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         here = os.geteuid()
         if found.st_uid not in (here, 0) and not (as_owner and here == 0):
             raise ConfigError(
-                f"users file {os.fspath(path)} belongs to user {found.st_uid}, who says with it who may do what; it must "
+                f"users file {masked_path(path)} belongs to user {found.st_uid}, who says with it who may do what; it must "
                 f"belong to user {here}, as which this process runs, or to root (chown {here})"
             )
         if found.st_mode & 0o077:
             raise ConfigError(
-                f"users file {os.fspath(path)} has mode {found.st_mode & 0o777:o}: only its owner may read it (chmod 600)"
+                f"users file {masked_path(path)} has mode {found.st_mode & 0o777:o}: only its owner may read it (chmod 600)"
             )
         check_way(path, "users file", owners=(found.st_uid,) if as_owner and here == 0 else ())
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"users file {os.fspath(path)} is larger than {MAX_BYTES} bytes")
+        raise ConfigError(f"users file {masked_path(path)} is larger than {MAX_BYTES} bytes")
     try:
         users = msgspec.json.decode(data, type=Users)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ConfigError(f"users file {os.fspath(path)}: {exc}") from None
+        raise ConfigError(f"users file {masked_path(path)}: {exc}") from None
     if users.version != VERSION:
-        raise ConfigError(f"users file {os.fspath(path)} has version {users.version}, this build reads {VERSION}")
+        raise ConfigError(f"users file {masked_path(path)} has version {users.version}, this build reads {VERSION}")
     names: set[str] = set()
     for user in users.users:
         user.check()
         if user.name in names:
-            raise ConfigError(f"users file {os.fspath(path)} has user {user.name!r} twice")
+            raise ConfigError(f"users file {masked_path(path)} has user {user.name!r} twice")
         names.add(user.name)
     return users
 
@@ -131,11 +132,11 @@ def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
     target = Path(path)
     if target.is_symlink():
         raise ConfigError(
-            f"users file {target} is a symbolic link, which a change would put a file in the place of: change "
-            f"{os.path.realpath(target)} instead, or what made the link"
+            f"users file {masked_path(target)} is a symbolic link, which a change would put a file in the place of: change "
+            f"{masked_path(os.path.realpath(target))} instead, or what made the link"
         )
     like = _like(target)
-    lock = _lock(target)
+    lock = _lock(target, like)
     try:
         _give(lock.descriptor, like)
         users = load_users(target, as_owner=True) if target.exists() else Users()
@@ -143,21 +144,52 @@ def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
         for user in users.users:
             user.check()
         if not lock.valid:
-            raise LockHeldError(f"users file {target} is not changed: {lock.path} was removed, and another may edit it")
+            raise LockHeldError(
+                f"users file {masked_path(target)} is not changed: {masked_path(lock.path)} was removed, and another may edit it"
+            )
         _replace(target, msgspec.json.format(msgspec.json.encode(users), indent=2) + b"\n", like)
     finally:
         lock.close()
 
 
-def _lock(target: Path) -> FileLock:
-    deadline = time.monotonic() + _LOCK_S
+def _lock(target: Path, like: os.stat_result) -> FileLock:
+    """The lock beside the users file. Raises ConfigError for one that another user could hold or has chosen."""
+    deadline, name = time.monotonic() + _LOCK_S, f"{target}.lock"
     while True:
-        found = FileLock.take(f"{target}.lock")
+        _check_lock(name, like)
+        try:
+            found = FileLock.take(name)
+        except OSError as exc:
+            raise ConfigError(f"lock {masked_path(name)} of the users file: {exc.strerror}") from exc
         if found is not None:
+            _check_lock(name, like)  # it was made meanwhile
             return found
         if time.monotonic() >= deadline:
-            raise LockHeldError(f"users file {target}: another process edits it for over {_LOCK_S:g} s")
+            raise LockHeldError(f"users file {masked_path(target)}: another process edits it for over {_LOCK_S:g} s")
         time.sleep(_POLL_S)
+
+
+def _check_lock(name: str, like: os.stat_result) -> None:
+    """In a directory where all may make files another user may have made it first, to hold it for good. Raises ConfigError."""
+    try:
+        found = os.stat(name, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ConfigError(f"lock {masked_path(name)} of the users file: {exc.strerror}") from exc
+    here, remedy = os.geteuid(), "; remove it, where nobody edits the users file"
+    what = f"lock {masked_path(name)} of the users file"
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{what} is not a regular file{remedy}")
+    trusted = (here, 0, like.st_uid) if here == 0 else (here, 0)
+    if found.st_uid not in trusted:
+        raise ConfigError(
+            f"{what} belongs to user {found.st_uid}, who can keep everybody from changing the users file{remedy}"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigError(
+            f"{what} has mode {found.st_mode & 0o777:o}: others may open it and keep it locked (chmod go-w){remedy}"
+        )
 
 
 def _like(target: Path) -> os.stat_result:
@@ -169,7 +201,7 @@ def _like(target: Path) -> os.stat_result:
         try:
             found = os.stat(target.parent)
         except OSError as exc:
-            raise ConfigError(f"users file {target}: {exc.strerror}") from exc
+            raise ConfigError(f"users file {masked_path(target)}: {exc.strerror}") from exc
     check_way(target, "users file", owners=(found.st_uid,) if os.geteuid() == 0 else ())
     return found
 
