@@ -118,9 +118,9 @@ def find(
                 one["state"],
                 str(one["shard"]),
                 str(one["pointer"]),
-                one["id"],
+                one["id"] or "-",
                 output.preview(one.get("key") or one.get("key_hex") or "-", 24),
-                str(one["failures"]),
+                "-" if one["failures"] is None else str(one["failures"]),
                 output.moment(one["due_at_ms"]) if "due_at_ms" in one else one.get("reason") or "-",
             ]
             for one in documents

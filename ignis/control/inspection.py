@@ -16,7 +16,7 @@ from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.message_filter import UNKNOWN
-from ignis.native import Record
+from ignis.native import Record, id_text
 from ignis.pausing import EXPIRED, PAUSED
 from ignis.shovel_choice import waits
 from ignis.shovel_rounds import shovel_retry_of
@@ -39,14 +39,25 @@ _FAR_MS = 1 << 53
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
-    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``."""
+    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``, with the rest that can be
+    read. Every one has an ``id`` and ``failures``, which may be None."""
     place: dict[str, Any] = {"shard": shard, "pointer": pointer}
     if record is None:
-        return {**place, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
+        unknown = {"id": None, "failures": None}
+        return {**place, **unknown, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
     try:
         return {**place, **Message.from_bytes(record).as_dict()}
     except UnreadableMessageError as exc:
-        return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+        return {**place, **_legible(record), "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+
+
+def _legible(record: bytes) -> dict[str, Any]:
+    """What of a record can be read whose metadata cannot."""
+    try:
+        found = Record(record)
+    except UnreadableMessageError:
+        return {"id": None, "failures": None}
+    return {"id": id_text(found.id), "failures": found.attempts, "crashes": found.crashes}
 
 
 def queue_settings(record: QueueRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ignis import errors
 from ignis.app import Ignis
 from ignis.cli import main
 from ignis.message import failed_record, message_id
+from ignis.native import Record, encode_record, id_text
 from ignis.storage.base import Transfer
 from tests.support.broker import RunningBroker
 
@@ -147,3 +148,24 @@ def test_all_sidelines_are_listed(run: Run, app: Ignis, ids: dict[str, str]) -> 
     assert [(one["queue"], one["total"]) for one in told["queues"]] == [("bills", 0), ("orders", 1)]
     assert "no message failed for that reason" in run("sideline", "list", "--reason", "crash")[2]
     assert "every sideline" not in run("sideline", "list", "orders")[2]
+
+
+def test_a_message_whose_metadata_cannot_be_read_is_shown_as_that(app: Ignis, run: Run) -> None:
+    queue = app.queue("orders", shards=1)
+    queue.open()
+    odd = encode_record(b"1", meta=b"\xc0")
+    queue.main.store.load_records(
+        "orders", 0, [encode_record(b'{"n": 1}'), odd, b"no record", encode_record(b'{"n": 2}')]
+    )
+    code, lines, _ = run("find", "--queue", "orders")
+    assert code == 0
+    assert sum("unreadable" in line for line in lines) == 2
+    assert sum(id_text(Record(odd).id) in line for line in lines) == 1
+    code, lines, _ = run("find", "--queue", "orders", "--json")
+    found = [json.loads(line) for line in lines]
+    assert [(one["reason"], one["failures"]) for one in found] == [
+        (None, 0),
+        ("unreadable", 0),
+        ("unreadable", None),
+        (None, 0),
+    ]
