@@ -109,7 +109,7 @@ static size_t read_sends(ign_wire_sorter *sorter, const uint8_t *src, size_t siz
     size_t consumed, used;
     int code = ign_wire_take_sends(sorter, src, size, SIZE_MAX, &sends, &consumed);
     REQUIRE(consumed != 0 && consumed <= size);
-    if (code == IGN_E_MALFORMED) {
+    if (code == IGN_E_MALFORMED || code == IGN_E_TOO_LARGE) {
         REQUIRE(sorter->group_count == 0);
         ign_wire_sorter_clear(sorter);
         return consumed;

@@ -119,7 +119,7 @@ def test_a_large_head_is_not_decoded_again_to_show_one_value(monkeypatch: pytest
     def never(data: Any) -> None:
         raise AssertionError("decoded as anything")
 
-    monkeypatch.setattr(payloads.msgspec.msgpack, "decode", never)
+    monkeypatch.setattr(encoding, "decode", never)
     for head in (["orders", "requeue", -1, "", "", [{}] * 10_000], ["orders", -1, "x" * 9_000]):
         kind = payloads.Nack if len(head) == 6 else payloads.LoadOnce
         with pytest.raises(ConfigError, match=r"\A[a-z_]+: Expected"):

@@ -158,7 +158,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "sideline_items traced",
         "acknowledger long_work",
         "dispatcher",
-        "claims giving_back",
+        "claims",
         "loop_claims",
         "consumer",
     ),
