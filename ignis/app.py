@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -40,6 +39,7 @@ from ignis.queue_table import QueueTable
 from ignis.raw_magazines import RawMagazines
 from ignis.storage.base import Store
 from ignis.tracing import open_tracing
+from ignis.upkeep import in_thread
 from ignis.urls import redacted
 
 __all__ = ["Ignis"]
@@ -615,7 +615,7 @@ class Ignis(AppSettings):
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
     def __repr__(self) -> str:
         return f"<Ignis {redacted(self.url or '')!r} {self.farm_id}/{self.client_id}>"

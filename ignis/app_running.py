@@ -22,8 +22,10 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.log_format import event_text
 from ignis.main_guard import check_start
 from ignis.queue_table import QueueTable
+from ignis.stacks import start_thread
 from ignis.stop_signals import stop_signals
 from ignis.storage.os_errors import without_means
+from ignis.upkeep import timers_of, upkeep_stalled
 
 __all__ = ["AppRunning"]
 
@@ -65,7 +67,7 @@ class AppRunning:
         self._check_consuming = check_consuming
         self.running = False
         self.paused = False
-        self.ready = False
+        self._ready = False
         self.drained = True
         self._stop_lock = threading.Lock()
         # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
@@ -101,6 +103,7 @@ class AppRunning:
             try:
                 with without_means("the application cannot be started"):
                     self._check_consuming()
+                    timers_of(None).begin()  # later there may be no thread for them
                     for queue in chosen:
                         queue.start(held=True)
                     self._sweeper().start()
@@ -114,7 +117,7 @@ class AppRunning:
                 queue.let_go()
         if templates:
             refresher.run_once()  # the queues that are there already do not wait for the first pass
-        self.ready = True
+        self._ready = True
 
     def start_late(self, name: str | None = None) -> None:
         """Runs what was registered while the application runs: the queue of that name, or those that a pattern fits."""
@@ -155,6 +158,11 @@ class AppRunning:
                 queue.consumer.resume(PROCESS)
 
     @property
+    def ready(self) -> bool:
+        """Started, and there are threads for what is due beside the handlers: acknowledgements, renewals, timers."""
+        return self._ready and not upkeep_stalled()
+
+    @property
     def quiet(self) -> bool:
         """Paused, with nothing claimed and every outcome stored."""
         consumers = [queue.consumer for queue in self._table.all()]
@@ -165,7 +173,7 @@ class AppRunning:
         timeout = self._stop_timeout_s if timeout is None else check_timeout(timeout)
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
-            self.running = self.ready = False
+            self.running = self._ready = False
             # First: it would start again what is stopped here.
             self._refresher().stop(timeout)
             queues = self._table.all()
@@ -173,7 +181,7 @@ class AppRunning:
             threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
             for thread in threads:
                 try:
-                    thread.start()
+                    start_thread(thread)
                 except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
                     thread.run()
             self._schedules.stop(timeout)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ignis.errors import WaitTimeoutError
+from ignis.stacks import start_thread
 
 __all__ = ["BoundedCall"]
 
@@ -65,7 +66,7 @@ class BoundedCall(Generic[R]):
             if last is None or (last.ended.is_set() and time.monotonic() >= last.ended_at_s + self._fresh_s):
                 last = self._last = _Run(self._call)
                 try:
-                    threading.Thread(target=last.run, name="ignis-bounded-call", daemon=True).start()
+                    start_thread(threading.Thread(target=last.run, name="ignis-bounded-call", daemon=True))
                 except (RuntimeError, MemoryError):  # no thread can be started
                     self._last = None
                     raise WaitTimeoutError(f"{self._what} was not asked: there is no thread to ask with") from None

@@ -28,6 +28,7 @@ from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequ
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
+from ignis.stacks import start_thread
 
 __all__ = [
     "Exposition",
@@ -313,7 +314,7 @@ class HttpEndpoint:
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="ignis-http", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def port(self) -> int:

@@ -37,9 +37,11 @@ from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
+from ignis.stacks import start_thread
 from ignis.storage.base import MagazineStore
 from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.pending_load import PendingLoad
+from ignis.upkeep import in_thread
 
 __all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages", "why_of"]
 
@@ -136,7 +138,7 @@ class Publisher(Generic[M]):
     def _start_flusher(self) -> threading.Thread | None:
         name = f"ignis-flusher-{self._magazine.name}"
         flusher = threading.Thread(target=self._flush_loop, name=name, daemon=True)
-        flusher.start()
+        start_thread(flusher)
         return flusher
 
     def send(
@@ -273,7 +275,7 @@ class Publisher(Generic[M]):
 
     async def aflush(self, timeout: float | None = None) -> None:
         """`flush` off the event loop."""
-        await asyncio.to_thread(self.flush, timeout)
+        await in_thread(self.flush, timeout)
 
     @property
     def magazine(self) -> Magazine[M]:
@@ -507,7 +509,7 @@ class Publisher(Generic[M]):
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
 
 def why_of(exc: BaseException | None) -> str:

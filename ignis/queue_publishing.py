@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
@@ -20,6 +19,7 @@ from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_parts import QueueParts
 from ignis.storage.os_errors import without_means
 from ignis.tracing.publishing import traced_publish, traced_publish_many, traced_send
+from ignis.upkeep import in_thread
 
 if TYPE_CHECKING:
     from ignis.tracing.otel import Tracing
@@ -180,7 +180,7 @@ class PublishingQueue(QueueParts[M]):
         """
         if not (delay is None and at is None and expires_in is None and expires_at is None):
             # In a thread, since such a message is not batched with others.
-            return asyncio.to_thread(
+            return in_thread(
                 self.publish, message, key=key, headers=headers, delay=delay, at=at, expires_in=expires_in,
                 expires_at=expires_at,
             )  # fmt: skip
@@ -192,7 +192,7 @@ class PublishingQueue(QueueParts[M]):
     async def _open_and_apublish(
         self, message: M, key: str | bytes | None, headers: dict[str, Any] | None
     ) -> Published:
-        awaited = await asyncio.to_thread(self._open_awaited)  # the store may be opened there
+        awaited = await in_thread(self._open_awaited)  # the store may be opened there
         return await awaited.publish(message, key, headers)
 
     def _open_awaited(self) -> AsyncPublisher[M]:
@@ -215,7 +215,7 @@ class PublishingQueue(QueueParts[M]):
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
         """Calls `publish_many` in a thread, off the event loop. A generator is read in that thread."""
-        return await asyncio.to_thread(self.publish_many, messages, **options)
+        return await in_thread(self.publish_many, messages, **options)
 
     def publisher(self, **settings: Any) -> Publisher[M]:
         """A buffered publisher. A `send` takes microseconds; a message is durable when its receipt is done.

@@ -12,6 +12,8 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
+from ignis.stacks import start_thread
+
 __all__ = ["ServiceNotifier", "notify"]
 
 log = logging.getLogger("ignis.service")
@@ -61,7 +63,7 @@ class ServiceNotifier:
         if not notify(f"READY=1\nMAINPID={os.getpid()}"):
             return
         self._thread = threading.Thread(target=self._attend, name="ignis-notify", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         """The service has ended. Idempotent."""

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,10 @@ from ignis.log_limit import LimitedLog
 from ignis.shovel_choice import Where, coming_back, wanted, why_waiting
 from ignis.shovel_owed import Owed, Place
 from ignis.shovel_picks import is_spent, pick, rows_of
-from ignis.stacks import roomy_stacks
 from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer
 from ignis.storage.parts import in_parts
 from ignis.tracing.returning import returning
+from ignis.upkeep import WorkThreads
 
 __all__ = ["Progress", "ShovelPass", "ShovelResult", "check_options"]
 
@@ -147,12 +146,11 @@ class ShovelPass:
             if workers <= 1:
                 results = [self._work(budget, pace, progress, max_returns, staying)]
             else:
-                with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._name}") as pool:
-                    with roomy_stacks():
-                        futures = [
-                            pool.submit(self._work, budget, pace, progress, max_returns, staying)
-                            for _ in range(workers)
-                        ]
+                with WorkThreads(workers, f"ignis-shovel-{self._name}") as pool:
+                    futures = [
+                        pool.submit_or_run(self._work, budget, pace, progress, max_returns, staying)
+                        for _ in range(workers)
+                    ]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done. Else one of them would claim again what another has put back, instead of

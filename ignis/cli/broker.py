@@ -21,6 +21,7 @@ from ignis.config import BrokerSettings, load_file, resolve, shown
 from ignis.errors import AddressInUseError, ConfigError
 from ignis.service_notify import ServiceNotifier
 from ignis.stop_signals import stop_signals
+from ignis.upkeep import in_thread
 
 if TYPE_CHECKING:
     from ignis.broker.server.server import Broker
@@ -168,9 +169,9 @@ async def _serve(
         await made.stop(0)
         raise
     finally:
-        await loop.run_in_executor(None, service.close)
+        await in_thread(service.close)
         if health is not None:
-            await loop.run_in_executor(None, health.close)
+            await in_thread(health.close)
 
 
 def _announce(state: State, made: Broker, health: HttpEndpoint | None) -> None:

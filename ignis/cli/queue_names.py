@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ignis.cli.state import State
+from ignis.stacks import start_thread
 
 __all__ = ["complete_queue", "end_if_asked_in_vain"]
 
@@ -37,7 +38,7 @@ def complete_queue(context: click.Context, parameter: click.Parameter, incomplet
 
     thread = threading.Thread(target=look, name="ignis-complete", daemon=True)
     with _silent():
-        thread.start()
+        start_thread(thread)
         thread.join(_WAIT_S)
     _asked.append(thread)
     return [CompletionItem(one) for one in list(found) if one.startswith(incomplete) and one not in others][:_MOST]

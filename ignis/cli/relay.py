@@ -15,6 +15,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.relay import Relay
 from ignis.service_notify import ServiceNotifier
+from ignis.stacks import start_thread
 from ignis.stop_signals import stop_signals
 from ignis.urls import redacted
 
@@ -52,7 +53,7 @@ def relay(state: State, directory: str) -> int:
 
         for number in stop_signals():
             signal.signal(number, stop)
-        announcer.start()
+        start_thread(announcer)
         try:
             running.run()
         finally:

@@ -31,6 +31,7 @@ from ignis.leader import make_leader
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.service_notify import ServiceNotifier
+from ignis.stacks import start_thread
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.http_routes import app_endpoint, failed_queues, supervisor_endpoint
@@ -247,7 +248,7 @@ class _Scaling:
         self.autoscaler: Autoscaler | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         self._closing.set()

@@ -9,7 +9,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -43,6 +42,7 @@ from ignis.console.snapshot import Snapshot
 from ignis.console.waiting import FOR_OPERATORS, Places
 from ignis.errors import IgnisError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
+from ignis.upkeep import WorkThreads, in_thread
 
 __all__ = ["Console", "application"]
 
@@ -145,11 +145,9 @@ class Console:
         self._secure = secure
         self._max_body_bytes = max_body_bytes
         self._said = LimitedLog(log)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ignis-console")
-        self._waiting = ThreadPoolExecutor(
-            max_waiting + FOR_OPERATORS + _LEAVING, thread_name_prefix="ignis-console-wait"
-        )
-        self._checking = ThreadPoolExecutor(_LOGINS, thread_name_prefix="ignis-console-login")
+        self._pool = WorkThreads(_THREADS, "ignis-console")
+        self._waiting = WorkThreads(max_waiting + FOR_OPERATORS + _LEAVING, "ignis-console-wait")
+        self._checking = WorkThreads(_LOGINS, "ignis-console-login")
         self.places = Places(max_waiting, max_waiting_per_user)
         self.room = BodyRoom()
         self._strangers = Strangers()
@@ -205,7 +203,7 @@ class Console:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> Any:
         yield
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
     # -- what is no call of the API
 

@@ -26,6 +26,7 @@ from ignis.stacks import start_thread
 from ignis.storage.base import RENEWALS, Store, Transfer
 from ignis.storage.parts import transfer_all
 from ignis.storage.records import group_pointers
+from ignis.upkeep import outlast
 
 __all__ = ["MOST_HELD", "MOST_OF_A_USER", "Held", "Leases"]
 
@@ -100,9 +101,16 @@ class Leases:
         ]
         with self._lock:
             self._keep(made)
+            thread = None
             if made and self._thread is None and not self._by_hand and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="ignis-console-leases", daemon=True)
-                start_thread(self._thread)
+                thread = self._thread = threading.Thread(
+                    target=outlast, args=(log, self._run), name="ignis-console-leases", daemon=True
+                )
+        if thread is not None:
+            try:
+                start_thread(thread)
+            except RuntimeError:  # the messages are claimed, and are the caller's; the next lease starts it
+                self._thread = None
         return made
 
     def acknowledge(self, queue: str, by: str, receipts: Sequence[str]) -> int:

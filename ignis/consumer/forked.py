@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ignis.escaping import print_line, print_trace
 from ignis.process_hooks import FORKS
+from ignis.stacks import start_thread
 
 __all__ = ["end_child", "ending_children"]
 
@@ -52,7 +53,7 @@ def end_child(queue: str, exc: BaseException | None) -> NoReturn:
         if isinstance(exc, SystemExit) and (exc.code is None or isinstance(exc.code, int)):
             code = (exc.code or 0) & 0xFF
         telling = threading.Thread(target=_tell, args=(queue, exc), daemon=True)
-        telling.start()
+        start_thread(telling)
         telling.join(_TELL_S)
     finally:
         os._exit(code)

@@ -24,7 +24,9 @@ from ignis.hooks import log_safely
 from ignis.leader import Leadership, make_leader
 from ignis.log_format import event_text
 from ignis.pausing import PAUSED
+from ignis.stacks import start_thread
 from ignis.storage.base import Fence, QueueRecord, Store
+from ignis.upkeep import outlast
 
 __all__ = ["Autoscaler", "Decision", "FunctionTarget", "QueueLoad", "Target", "queue_loads"]
 
@@ -162,8 +164,14 @@ class Autoscaler:
         if self._thread is None:
             self._stop.clear()
             self._leader.start()
-            self._thread = threading.Thread(target=self._loop, name="ignis-autoscaler", daemon=True)
-            self._thread.start()
+            self._thread = threading.Thread(
+                target=outlast, args=(log, self._loop), name="ignis-autoscaler", daemon=True
+            )
+            try:
+                start_thread(self._thread)
+            except BaseException:
+                self._thread = None
+                raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and gives the leadership up; the target stays as it is. Idempotent; `start` works again."""

@@ -30,7 +30,9 @@ from ignis.queue import Queue
 from ignis.queue_table import QueueTable
 from ignis.schedules.stored import has_schedules
 from ignis.shovel_rounds import shovel_retry_of
+from ignis.stacks import start_thread
 from ignis.storage.base import QueueRecord, Store
+from ignis.upkeep import outlast
 
 __all__ = [
     "EXPIRED",
@@ -118,8 +120,12 @@ class Refresher:
         self._only = None if only is None else frozenset(only)
         if self._thread is None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._loop, name="ignis-refresher", daemon=True)
-            self._thread.start()
+            self._thread = threading.Thread(target=outlast, args=(log, self._loop), name="ignis-refresher", daemon=True)
+            try:
+                start_thread(self._thread)
+            except BaseException:
+                self._thread = None
+                raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule; a pass in progress ends after its queue. Idempotent."""

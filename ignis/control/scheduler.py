@@ -39,6 +39,7 @@ from ignis.schedules.stored import StoredSchedule, read_schedules, write_schedul
 from ignis.schedules.timing import Timing
 from ignis.stacks import start_thread
 from ignis.storage.base import Fence, QueueRecord, Store
+from ignis.upkeep import outlast
 
 __all__ = ["FireResult", "Scheduler"]
 
@@ -117,8 +118,12 @@ class Scheduler:
         if self._thread is None:
             self._stop.clear()
             self._list_at_s = 0.0
-            self._thread = threading.Thread(target=self._loop, name="ignis-scheduler", daemon=True)
-            start_thread(self._thread)
+            self._thread = threading.Thread(target=outlast, args=(log, self._loop), name="ignis-scheduler", daemon=True)
+            try:
+                start_thread(self._thread)
+            except BaseException:
+                self._thread = None
+                raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and gives the lead up; a look in progress ends after its queue. Idempotent."""

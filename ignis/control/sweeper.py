@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +27,11 @@ from ignis.last_run import due_in_s
 from ignis.leader import Leadership
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.stacks import roomy_stacks, start_thread
+from ignis.stacks import start_thread
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store
 from ignis.storage.records import group_pointers
 from ignis.sweep_result import SweepResult
+from ignis.upkeep import WorkThreads, outlast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,8 +122,12 @@ class Sweeper:
         """Starts the schedule, and enters the contest for the lead."""
         if self._thread is None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._loop, name="ignis-sweeper", daemon=True)
-            start_thread(self._thread)
+            self._thread = threading.Thread(target=outlast, args=(log, self._loop), name="ignis-sweeper", daemon=True)
+            try:
+                start_thread(self._thread)
+            except BaseException:
+                self._thread = None
+                raise
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and gives the leadership up; a pass in progress ends after its batch."""
@@ -229,9 +233,8 @@ class Sweeper:
         result = SweepResult(queues=len(records))
         workers = max(1, min(self._settings.parallel_queues, len(records)))
         replaced: StaleEpochError | None = None
-        with ThreadPoolExecutor(workers, thread_name_prefix="ignis-sweep") as pool:
-            with roomy_stacks():
-                begun = [(one, pool.submit(self._sweep, one, fence)) for one in records]
+        with WorkThreads(workers, "ignis-sweep") as pool:
+            begun = [(one, pool.submit_or_run(self._sweep, one, fence)) for one in records]
             for record, future in begun:
                 try:
                     result.add(future.result())

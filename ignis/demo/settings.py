@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ignis.app import Ignis
+from ignis.stacks import start_thread
 
 __all__ = [
     "BUSY_CARRIER",
@@ -43,7 +44,7 @@ class WorkerApp(Ignis):
         """As `Ignis.start`."""
         parent_pid = os.environ.get(PARENT_VARIABLE, "")
         if parent_pid.isdigit():
-            threading.Thread(target=_watch_parent, args=(self, int(parent_pid)), daemon=True).start()
+            start_thread(threading.Thread(target=_watch_parent, args=(self, int(parent_pid)), daemon=True))
         super().start(queues)
 
 

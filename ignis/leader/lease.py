@@ -13,7 +13,9 @@ from ignis.errors import IgnisError
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
+from ignis.stacks import start_thread
 from ignis.storage.base import Fence, Store
+from ignis.upkeep import outlast
 
 __all__ = ["LEASE_S", "LeaseLeader"]
 
@@ -66,9 +68,18 @@ class LeaseLeader(Leadership):
             except BaseException:
                 self._release()
                 raise
-            threading.Thread(
-                target=self._extend, args=(owner, self._ended), name=f"ignis-leader-{self.scope}", daemon=True
-            ).start()
+            ended = self._ended
+            extending = threading.Thread(
+                target=outlast,
+                args=(log, lambda: self._extend(owner, ended)),
+                name=f"ignis-leader-{self.scope}",
+                daemon=True,
+            )
+            try:
+                start_thread(extending)
+            except BaseException:
+                self._release()  # nobody would prolong it
+                raise
             return fence
 
     def _extend(self, owner: str, ended: threading.Event) -> None:

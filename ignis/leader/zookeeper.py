@@ -35,7 +35,9 @@ from ignis.leader.zookeeper_election import Contest
 from ignis.leader.zookeeper_paths import Assignment
 from ignis.leader.zookeeper_session import Session
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
 from ignis.storage.base import Fence, Store
+from ignis.upkeep import outlast
 
 __all__ = ["ZooKeeperLeader", "instance_name"]
 
@@ -170,8 +172,14 @@ class ZooKeeperLeader(Leadership):
             if self._thread is None:
                 forget_after_fork(self)
                 self._session.listen(self._on_connection)
-                self._thread = threading.Thread(target=self._run, name=f"ignis-leader-{self.scope}", daemon=True)
-                self._thread.start()
+                self._thread = threading.Thread(
+                    target=outlast, args=(log, self._run), name=f"ignis-leader-{self.scope}", daemon=True
+                )
+                try:
+                    start_thread(self._thread)
+                except BaseException:
+                    self._thread = None
+                    raise
         self._session.start()
         if self._session.connected and not self._settled.is_set():
             self._poke.set()

@@ -37,6 +37,7 @@ from ignis.errors import CoordinatorError, CoordinatorUnreachableError
 from ignis.hooks import call_user_code
 from ignis.leader.address import Address
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
 
 __all__ = ["Node", "Session"]
 
@@ -115,7 +116,7 @@ class Session:
         if started:
             # The driver waits for its threads, for as long as an address takes to refuse.
             ending = threading.Thread(target=self._end, name="ignis-zookeeper-end", daemon=True)
-            ending.start()
+            start_thread(ending)
             ending.join(_CLOSE_S if self._client.connected else _CLOSE_AWAY_S)
 
     def _end(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TypeVar
@@ -20,6 +21,8 @@ from ignis.locks.calls import LockCalls, now_s
 from ignis.locks.renewal import Renewer
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
+from ignis.storage.os_errors import without_means
+from ignis.upkeep import WorkThreads
 
 __all__ = ["Lock", "LockContext", "LockLevel"]
 
@@ -83,7 +86,7 @@ class LockContext(Protocol):
     def new_owner(self) -> str:
         """A name for one acquisition, which nobody else can have."""
 
-    def executor(self) -> ThreadPoolExecutor:
+    def executor(self) -> WorkThreads:
         """Where the store calls of coroutines run. Raises ClosedError."""
 
 
@@ -160,7 +163,13 @@ class Lock:
             if self.lost.is_set():
                 self.lost.clear()
         if last_s is not None:
-            self._context.renewer.add(self._task(hold), began_s + ttl_s / 3)
+            try:
+                with without_means(f"lock {self.id} cannot be renewed"):
+                    self._context.renewer.add(self._task(hold), began_s + ttl_s / 3)
+            except BaseException:
+                with contextlib.suppress(LockError):
+                    self.release()
+                raise
         return True
 
     def acquire(self, ttl_s: float | None = None, timeout: float | None = None) -> None:

@@ -8,7 +8,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from ignis.locks.renewal import BY_HAND_S, Renewer
 from ignis.process_hooks import on_fork
 from ignis.storage.base import LockRecord, LockTable, Store
 from ignis.storage.checks import MAX_LOCK_ID_BYTES, check_printable
+from ignis.upkeep import WorkThreads
 from ignis.urls import redacted
 
 __all__ = ["LockManager"]
@@ -94,7 +94,7 @@ class LockManager:
         self._acquisitions = itertools.count(1)
         self._mutex = threading.Lock()
         self._made: weakref.WeakSet[Lock] = weakref.WeakSet()
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: WorkThreads | None = None
         self._closed = False
         self.renewer = Renewer(self.client_id, self.now_s, **self._longest_wait_s)
 
@@ -172,13 +172,13 @@ class LockManager:
         """A name for one acquisition: who it is, and what nobody else can have."""
         return f"{self._who}{next(self._acquisitions)}"
 
-    def executor(self) -> ThreadPoolExecutor:
+    def executor(self) -> WorkThreads:
         """Where the store calls of coroutines run. Raises ClosedError."""
         with self._mutex:
             if self._closed:
                 raise ClosedError("lock manager is closed")
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(_ASYNC_THREADS, f"ignis-locks-{self.client_id}")
+                self._executor = WorkThreads(_ASYNC_THREADS, f"ignis-locks-{self.client_id}")
             return self._executor
 
     def _key(self, lock_id: str) -> str:

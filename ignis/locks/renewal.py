@@ -9,6 +9,8 @@ from collections.abc import Callable
 from ignis.hooks import log_safely
 from ignis.locks.calls import now_s
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
+from ignis.upkeep import outlast
 
 __all__ = ["BY_HAND_S", "Renewer"]
 
@@ -51,10 +53,19 @@ class Renewer:
             if self._closed:
                 return
             self._due[task] = due_s
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"ignis-renew-{self._name}", daemon=True)
-                self._thread.start()
             self._changed.notify()
+            if self._thread is not None:
+                return
+            thread = self._thread = threading.Thread(
+                target=outlast, args=(log, self._run), name=f"ignis-renew-{self._name}", daemon=True
+            )
+        try:
+            start_thread(thread)
+        except BaseException:
+            with self._changed:
+                self._thread = None
+                self._due.pop(task, None)
+            raise
 
     def remove(self, task: Task) -> None:
         """The task is not called again; a call that is under way is not waited for."""

@@ -19,6 +19,7 @@ from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
 from ignis.process_hooks import on_fork
 from ignis.publisher import forget_publisher, why_of
 from ignis.relay.due_times import with_due
+from ignis.stacks import start_thread
 from ignis.two_rings import TwoRingPublisher
 
 __all__ = ["Channels", "ReceiptWatcher", "RelayPublisher"]
@@ -213,7 +214,12 @@ class ReceiptWatcher:
             if self._running:
                 return
             self._running = True
-        threading.Thread(target=self._run, name="ignis-relay-receipts", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=self._run, name="ignis-relay-receipts", daemon=True))
+        except BaseException:
+            with self._lock:
+                self._running = False
+            raise
 
     def _run(self) -> None:
         while True:

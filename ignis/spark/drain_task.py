@@ -21,8 +21,10 @@ from ignis.spark.parse_body import UNPARSED, fields_of
 from ignis.spark.queue_path import Place
 from ignis.spark.read_task import Reading, cut_runs
 from ignis.spark.unparsed import CORRUPT, Suspects, parsed_with_spark, put_aside
+from ignis.stacks import start_thread
 from ignis.storage.base import MagazineStore, Run
 from ignis.storage.records import joined_runs
+from ignis.upkeep import outlast
 
 __all__ = [
     "COMMIT_AT_ONCE",
@@ -174,7 +176,7 @@ class Drained:
                 target=keep_renewing, args=(place, self._owner, self._stop), name=f"ignis-spark-{job}", daemon=True
             )
             weakref.finalize(self, self._stop.set)  # a handle that nobody holds holds no messages
-            self._renewal.start()
+            start_thread(self._renewal)
 
     def _say_if_second(self) -> None:
         place = self.place
@@ -331,6 +333,10 @@ def struct_of(schema: StructType | str) -> StructType:
 def keep_renewing(place: Place, owner: str, stop: threading.Event) -> None:
     """The stuck time of that owner's claims begins anew every now and then until ``stop`` is set. For a thread, which so
     does not keep what started it alive."""
+    outlast(log, lambda: _keep_renewing(place, owner, stop))
+
+
+def _keep_renewing(place: Place, owner: str, stop: threading.Event) -> None:
     said = LimitedLog(log)
     while not stop.wait(place.stuck_after_s / _RENEWALS):
         try:

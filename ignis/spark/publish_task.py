@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from ignis.spark.ids import ids_from_jvm
 from ignis.spark.queue_path import Place
 from ignis.spark.traces import JobTrace
 from ignis.storage.base import LoadedOnce
+from ignis.upkeep import WorkThreads
 
 __all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
 
@@ -62,10 +63,12 @@ class Publishing:
         try:
             # The store makes transactions durable while Spark hands over the rows of the next ones. One thread loads, so that
             # rows of one key stay in their order.
-            with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
+            with WorkThreads(1, "ignis-spark-load") as loader:
                 loading: deque[Future[list[tuple[int, LoadedOnce]]]] = deque()
                 for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
-                    loading.append(loader.submit(load_rows, self.place, partition + number, rows, trace=self.trace))
+                    loading.append(
+                        loader.submit_or_run(load_rows, self.place, partition + number, rows, trace=self.trace)
+                    )
                     while len(loading) > _AHEAD or (loading and loading[0].done()):
                         yield _receipts(partition, loading.popleft().result())
                 while loading:

@@ -44,6 +44,7 @@ from ignis.spark.offsets import (
 from ignis.spark.queue_path import Place, find_place, split_options
 from ignis.spark.read_task import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
+from ignis.stacks import start_thread
 from ignis.storage.base import Run, ShardState
 from ignis.storage.records import joined_runs
 
@@ -279,7 +280,7 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._renewal = threading.Thread(
                 target=keep_renewing, args=(self._place, self._owner, self._stop), name="ignis-spark", daemon=True
             )
-            self._renewal.start()
+            start_thread(self._renewal)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_renewal": None, "_stop": None}

@@ -17,6 +17,7 @@ import msgspec
 
 from ignis.app import Ignis
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
 
 __all__ = ["dumping_on_signal", "in_hand"]
 
@@ -60,7 +61,7 @@ def dumping_on_signal(describe: Callable[[], dict[str, Any]], stacks_fd: int | N
             signal.SIGUSR1, file=sys.stderr if stacks_fd is None else stacks_fd, all_threads=True, chain=True
         )
     thread = threading.Thread(target=work, name="ignis-dump", daemon=True)
-    thread.start()
+    start_thread(thread)
     try:
         yield
     finally:

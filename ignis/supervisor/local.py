@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ignis.config import SupervisorSettings
 from ignis.errors import WaitTimeoutError
+from ignis.stacks import start_thread
 from ignis.supervisor.manager import Supervisor
 from ignis.supervisor.process import WorkerCommand
 
@@ -46,7 +47,7 @@ class LocalProcesses:
             command, processes, settings=settings, stop_timeout_s=stop_timeout_s, on_started=self._ready.set
         )
         self._thread = threading.Thread(target=self.supervisor.run, name="ignis-supervisor", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def wait_ready(self, timeout: float) -> None:
         """Until the first processes consume. Raises WaitTimeoutError."""

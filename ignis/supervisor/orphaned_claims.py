@@ -15,6 +15,7 @@ from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.stacks import start_thread
 from ignis.storage.base import Store
+from ignis.upkeep import outlast
 
 __all__ = ["OrphanedClaims"]
 
@@ -45,10 +46,17 @@ class OrphanedClaims:
         """``owner`` is dead; what it had claimed is given back soon."""
         with self._changed:
             self._todo.append((owner, why))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="ignis-orphaned-claims", daemon=True)
-                start_thread(self._thread)
             self._changed.notify_all()
+            if self._thread is not None:
+                return
+            thread = self._thread = threading.Thread(
+                target=outlast, args=(log, self._loop), name="ignis-orphaned-claims", daemon=True
+            )
+        try:
+            start_thread(thread)
+        except BaseException:
+            self._thread = None
+            raise
 
     def wait_done(self, timeout: float) -> bool:
         """Waits until all of it is given back; False when that takes longer. What is left then is the sweeper's."""

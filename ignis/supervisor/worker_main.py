@@ -17,6 +17,7 @@ from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
+from ignis.stacks import start_thread
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.debug_dump import dumping_on_signal, in_hand
 from ignis.urls import redacted
@@ -98,7 +99,7 @@ class Worker:
         )  # fmt: skip
         thread = threading.Thread(target=self._attend, name="ignis-worker", daemon=True)
         with dumping_on_signal(lambda: {"pid": os.getpid(), "queues": in_hand(app)}, self._stacks_fd):
-            thread.start()
+            start_thread(thread)
             try:
                 app.run(self._queues, stop_timeout=stop_timeout)
             finally:

@@ -1,6 +1,19 @@
 """Threads and timers that everything in the process shares, so that what is idle costs neither."""
 
+from ignis.upkeep.lasting import outlast
+from ignis.upkeep.pool import WorkThreads, in_thread
 from ignis.upkeep.threads import SharedThreads, shared_threads
-from ignis.upkeep.timers import Timer, Timers, run_soon, timers_of
+from ignis.upkeep.timers import Timer, Timers, run_soon, timers_of, upkeep_stalled
 
-__all__ = ["SharedThreads", "Timer", "Timers", "run_soon", "shared_threads", "timers_of"]
+__all__ = [
+    "SharedThreads",
+    "Timer",
+    "Timers",
+    "WorkThreads",
+    "in_thread",
+    "outlast",
+    "run_soon",
+    "shared_threads",
+    "timers_of",
+    "upkeep_stalled",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,12 +13,15 @@ from ignis.log_format import event_text
 from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
 
-__all__ = ["SharedThreads", "shared_threads"]
+__all__ = ["AGAIN_S", "IDLE_S", "SharedThreads", "shared_threads"]
 
 log = logging.getLogger("ignis.upkeep")
 
 IDLE_S = 10.0
 """A thread without work ends after so long."""
+
+AGAIN_S = 0.1
+"""After so long a thread goes on that ran out of memory."""
 
 MOST_OF_A_QUEUE = 8
 """Storing outcomes, claiming for an event loop, what it does when that is idle, giving back what was claimed too late; looking at
@@ -39,31 +43,56 @@ class SharedThreads:
         self._calls: deque[Callable[[], None]] = deque()
         self._idle = 0
         self._made = 0
+        self._starting = 0
         self.count = 0
-        """Threads that there are."""
+        """Threads that run."""
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Runs it soon. What it raises is logged. Raises RuntimeError when there is no thread and none can be started."""
+        """Runs it soon. What it raises is logged. Where a thread has to be started it takes `ignis.stacks.START_S` at most.
+
+        Raises RuntimeError when there is no thread and none can be started: then the call is not made."""
         with self._changed:
             self._calls.append(call)
-            if self._idle >= len(self._calls):
+            wanted = len(self._calls) - self._idle - self._starting
+            if wanted <= 0:
                 self._changed.notify()
                 return
-            self._made += 1
-            thread = threading.Thread(target=self._run, name=f"ignis-upkeep-{self._made}", daemon=True)
-            self.count += 1
+            self._starting += wanted
+        # Without the lock: a thread that finds no memory begins late or never, and the others go on meanwhile.
+        while wanted:
             try:
-                start_thread(thread)
+                start_thread(self._thread())
             except BaseException as exc:
-                self.count -= 1
-                if not self.count or not isinstance(exc, RuntimeError):
-                    self._calls.pop()
-                    raise
-                # The next of the others that is free takes it.
+                with self._changed:
+                    self._starting = max(0, self._starting - wanted)
+                    if isinstance(exc, RuntimeError) and self.count:
+                        return  # the next of the others that is free takes it, or a thread that the next call starts
+                    if call in self._calls:
+                        self._calls.remove(call)
+                        raise
+                    return
+            wanted -= 1
+
+    def _thread(self) -> threading.Thread:
+        self._made += 1
+        return threading.Thread(target=self._run, name=f"ignis-upkeep-{self._made}", daemon=True)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
-            call_user_code(log, event_text("shared_call_failed", "a call in a shared thread failed"), call)
+        counted = False
+        while True:
+            # What is out of memory for a moment must not end the thread that acknowledges and renews.
+            try:
+                if not counted:
+                    with self._changed:
+                        self._starting = max(0, self._starting - 1)
+                        self.count += 1
+                        counted = True
+                call = self._next()
+                if call is None:
+                    return
+                call_user_code(log, event_text("shared_call_failed", "a call in a shared thread failed"), call)
+            except BaseException:
+                time.sleep(AGAIN_S)
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

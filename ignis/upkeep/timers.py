@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
 from ignis.clock import Clock
+from ignis.hooks import log_safely
+from ignis.log_format import event_text
 from ignis.process_hooks import FORKS
+from ignis.stacks import start_thread
 from ignis.upkeep.threads import shared_threads
 
-__all__ = ["Timer", "Timers", "run_soon", "timers_of"]
+__all__ = ["STALLED_S", "Timer", "Timers", "run_soon", "timers_of", "upkeep_stalled"]
 
+log = logging.getLogger("ignis.upkeep")
+
+STALLED_S = 10.0
+"""After so long without a thread for what is due the application is not ready any more."""
+
+_SAY_AGAIN_S = 60.0
 _RETRY_S = 0.1
 """After so long a call is tried again for which no thread could be started."""
 
@@ -31,8 +42,14 @@ class Timer:
         self.call = None
 
 
+_Entry = tuple[float, int, Timer]
+"""When it is due, its number, and what it is."""
+
+
 class Timers:
     """Makes calls when their time has come, each in a shared thread. Thread-safe.
+
+    Its thread outlives whatever goes wrong in it: a call for which no thread could be started is tried again.
 
     Args:
         clock: by which time passes.
@@ -41,10 +58,30 @@ class Timers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[_Entry] = []
         self._numbers = itertools.count()
         self._sooner = threading.Event()
         self._runs = False
+        self._short_since_s: float | None = None
+        self._said_at_s = float("-inf")
+
+    @property
+    def stalled(self) -> bool:
+        """Whether for `STALLED_S` no thread could be started for what is due."""
+        since_s = self._short_since_s
+        return since_s is not None and time.monotonic() - since_s >= STALLED_S
+
+    def begin(self) -> None:
+        """Starts the thread, so that later calls need none. Raises RuntimeError when it cannot be started."""
+        with self._lock:
+            if self._runs:
+                return
+            self._runs = True
+        try:
+            start_thread(threading.Thread(target=self._run, name="ignis-timers", daemon=True))
+        except BaseException:
+            self._runs = False
+            raise
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Makes the call once so much time has passed. Raises RuntimeError when the thread for it cannot be started."""
@@ -53,47 +90,82 @@ class Timers:
         with self._lock:
             first = not self._heap or due_s < self._heap[0][0]
             heapq.heappush(self._heap, (due_s, next(self._numbers), timer))
-            if not self._runs:
-                self._runs = True
-                try:
-                    threading.Thread(target=self._run, name="ignis-timers", daemon=True).start()
-                except BaseException:
-                    self._runs = False
-                    timer.cancel()
-                    raise
+        if not self._runs:
+            try:
+                self.begin()
+            except BaseException:
+                timer.cancel()
+                raise
         if first:
             self._sooner.set()
         return timer
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                self._sooner.clear()
-                due, wait_s = self._due()
-                if wait_s is None and not due and self._clock.by_hand:
-                    self._runs = False  # the clock of one test: nobody else will come
+            try:
+                if not self._round():
                     return
-            for timer in due:
-                self._make(timer)
-            if not due:
-                self._clock.wait(self._sooner, wait_s)
+            except BaseException as exc:
+                self._tell(exc)
+                time.sleep(_RETRY_S)
 
-    def _due(self) -> tuple[list[Timer], float | None]:
-        """(what is due, how long until the next; None = nothing)."""
-        heap, now_s, due = self._heap, self._clock.monotonic_s(), []
-        while heap and (heap[0][0] <= now_s or heap[0][2].call is None):
-            due.append(heapq.heappop(heap)[2])
-        return due, heap[0][0] - now_s if heap else None
+    def _round(self) -> bool:
+        """Makes the next call that is due, or waits for it; whether there is more to come."""
+        with self._lock:
+            self._sooner.clear()
+            heap, now_s = self._heap, self._clock.monotonic_s()
+            entry, wait_s = None, None
+            while heap and entry is None:
+                if heap[0][2].call is None:
+                    heapq.heappop(heap)
+                elif heap[0][0] <= now_s:
+                    entry = heapq.heappop(heap)
+                else:
+                    wait_s = heap[0][0] - now_s
+                    break
+            if entry is None and wait_s is None and self._clock.by_hand:
+                self._runs = False  # the clock of one test: nobody else will come
+                return False
+        if entry is None:
+            self._clock.wait(self._sooner, wait_s)
+        else:
+            self._make(entry)
+        return True
 
-    def _make(self, timer: Timer) -> None:
+    def _make(self, entry: _Entry) -> None:
+        timer = entry[2]
         call = timer.call
         if call is None:
             return
         try:
             shared_threads().submit(call)
-        except (RuntimeError, MemoryError):
-            with self._lock:
-                heapq.heappush(self._heap, (self._clock.monotonic_s() + _RETRY_S, next(self._numbers), timer))
+            self._short_since_s = None
+        except BaseException as exc:
+            try:
+                entry = (self._clock.monotonic_s() + _RETRY_S, next(self._numbers), timer)
+            finally:  # where there is no memory for a later time, under its own
+                with self._lock:
+                    heapq.heappush(self._heap, entry)
+            self._tell(exc)
+            if isinstance(exc, MemoryError):
+                time.sleep(_RETRY_S)
+
+    def _tell(self, exc: BaseException) -> None:
+        """What is due waits: since when, and once a minute in the log."""
+        try:
+            now_s = time.monotonic()
+            if self._short_since_s is None:
+                self._short_since_s = now_s
+            if now_s - self._said_at_s >= _SAY_AGAIN_S:
+                self._said_at_s = now_s
+                log_safely(
+                    log,
+                    logging.ERROR,
+                    event_text("upkeep_waits", "acknowledgements, renewals and timers wait for a thread: %s"),
+                    exc,
+                )
+        except MemoryError:
+            return
 
 
 class _Process:
@@ -122,8 +194,16 @@ def timers_of(clock: Clock | None) -> Timers:
 
 
 def run_soon(call: Callable[[], None]) -> None:
-    """Runs it in a shared thread; where no thread is to be had at this moment, as soon as there is one."""
+    """Runs it in a shared thread; where no thread is to be had at this moment, as soon as there is one.
+
+    Raises RuntimeError when there is no thread of the timers either, and none can be started: then the call is not made."""
     try:
         shared_threads().submit(call)
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         timers_of(None).after(_RETRY_S, call)
+
+
+def upkeep_stalled() -> bool:
+    """Whether what this process is to do beside its calls has waited for long, for want of threads."""
+    process = _processes.get(FORKS[0])
+    return process is not None and process.shared.stalled

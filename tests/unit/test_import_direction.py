@@ -25,11 +25,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
             "_version clock errors escaping exit_status history last_run loading log_events_page log_format log_limit "
-            "metric_catalogue near_names private_files regular_files service_notify stack_file stop_signals urls"
+            "metric_catalogue near_names private_files regular_files stack_file stop_signals urls"
         ),
-        "bench_report bounded_call config deploy file_lock hooks main_guard metric_names native places process_hooks",
+        "bench_report config deploy file_lock hooks main_guard metric_names native places process_hooks",
         "safe_msgpack",
-        "body_plan http_endpoint pydantic_models settings_page stacks",
+        "body_plan pydantic_models settings_page stacks",
+        "bounded_call http_endpoint service_notify",
         "body_codec",
         "message sweep_result upkeep",
         "storage",
@@ -287,7 +288,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.upkeep": (
         "threads",
-        "timers",
+        "lasting pool timers",
     ),
 }
 

@@ -32,6 +32,7 @@ from ignis.errors import (
     StoreUnreachableError,
 )
 from ignis.storage.base import FireResult, Pointers
+from ignis.upkeep import in_thread
 
 __all__ = ["AsyncClient"]
 
@@ -210,7 +211,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         except BaseException as exc:
             connection.lose("not let in")
             cut_off = isinstance(exc, ConnectionLostError) and address.tls is None
-            if cut_off and await asyncio.to_thread(speaks_tls, address):
+            if cut_off and await in_thread(speaks_tls, address):
                 raise ssl.SSLError("cut off by a side that speaks TLS") from exc
             raise
         return connection

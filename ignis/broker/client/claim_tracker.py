@@ -23,7 +23,9 @@ from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, Sto
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native.wire import MAX_POINTERS, pack_pointers
+from ignis.stacks import start_thread
 from ignis.storage.base import Claim, Pointers
+from ignis.storage.os_errors import without_means
 
 __all__ = ["ClaimTracker"]
 
@@ -87,6 +89,8 @@ class ClaimTracker:
         """Surrounds a claim; put what it found into the list."""
         found: list[Claim] = []
         arrived = False
+        if self._keeps and self._thread is None:
+            self._begin()  # before anything is claimed: what cannot be kept must not be claimed either
         if not self._keeps and self._client.connects > self._said:
             with suppress(IgnisError):
                 self._resume()
@@ -106,11 +110,21 @@ class ClaimTracker:
                     self._held.add(magazine, [run for one in found for run in runs_of(one.shard, one.pointers)])
                 elif not arrived:
                     self._doubtful.add(magazine)
-                if self._keeps and (found or not arrived) and self._thread is None and not self._closed:
-                    self._thread = threading.Thread(target=self._keep, name="ignis-broker-claims", daemon=True)
-                    self._thread.start()
                 self._under_way[magazine] -= 1
                 self._changed.notify_all()
+
+    def _begin(self) -> None:
+        """Starts the thread. Raises StoreUnreachableError."""
+        with self._changed:
+            if self._thread is not None or self._closed:
+                return
+            thread = self._thread = threading.Thread(target=self._keep, name="ignis-broker-claims", daemon=True)
+        try:
+            with without_means("claims of this client cannot be kept"):
+                start_thread(thread)
+        except BaseException:
+            self._thread = None
+            raise
 
     def accounted(self, magazine: str, pointers: Pointers) -> None:
         """Forgets what is held no longer."""
@@ -136,11 +150,11 @@ class ClaimTracker:
 
     def _keep(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._held or self._doubtful)
-                if self._changed.wait_for(lambda: self._closed, _LOOK_S):
-                    return
             try:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._held or self._doubtful)
+                    if self._changed.wait_for(lambda: self._closed, _LOOK_S):
+                        return
                 connection = self._client.connection
                 if connection is None or not connection.look():
                     self._client.connect(self._client.settings.max_retry_wait_s)
@@ -150,7 +164,9 @@ class ClaimTracker:
                     return
                 log.debug(event_text("claims_no_broker", "no broker for what is held: %s"), exc)
             except Exception as exc:
-                self._troubles.error("what is held could not be looked after", exc_info=exc)
+                with suppress(MemoryError):  # the thread stays, whatever there is no memory for
+                    self._troubles.error("what is held could not be looked after", exc_info=exc)
+                time.sleep(_LOOK_S)
 
     def _resume(self) -> None:
         """Says what is held, unless that was done on this connection."""

@@ -11,6 +11,7 @@ from ignis.broker.server.application import Application
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError, TooManyRequestsError
 from ignis.log_format import event_text
+from ignis.upkeep import in_thread
 
 __all__ = ["ApplicationTable", "Scope"]
 
@@ -116,7 +117,7 @@ class ApplicationTable:
                     ended.append(application)
         for application in ended:
             application.tidy()
-            await loop.run_in_executor(None, _close, application)
+            await in_thread(_close, application)
 
     def close(self) -> None:
         """Closes the stores of all of them. In any thread; nothing may be under way."""

@@ -17,6 +17,8 @@ from ignis.config import LeaderSettings
 from ignis.errors import ConfigError, IgnisError
 from ignis.hooks import log_safely
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
+from ignis.upkeep import outlast
 
 if TYPE_CHECKING:
     from ignis.leader.zookeeper_session import Session
@@ -52,8 +54,10 @@ class Cluster(abc.ABC):
         card = {"broker": self._broker, "address": address, "since_s": int(time.time())}
         self._card = json.dumps(card, separators=(",", ":"))
         self._renew_once()
-        self._thread = threading.Thread(target=self._renew, name="ignis-broker-cluster", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(
+            target=outlast, args=(log, self._renew), name="ignis-broker-cluster", daemon=True
+        )
+        start_thread(self._thread)
 
     def leave(self) -> None:
         """Nobody sees it any more. Idempotent."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ignis.errors import ClosedError, IgnisError, TooManyRequestsError
 from ignis.log_format import event_text
+from ignis.stacks import start_thread
 from ignis.storage.base import MagazineStore
 
 __all__ = ["LoadNotifier", "Watch", "Watches"]
@@ -239,16 +240,30 @@ class LoadNotifier:
             watch.shared = self._own >= self._most
             if watch.shared:
                 self._shared[watch] = None
-                if self._round is None:
-                    self._round = threading.Thread(target=self._go_round, name="ignis-broker-watch", daemon=True)
-                    self._round.start()
-                return
-            self._own += 1
+                if self._round is not None:
+                    return
+                going_round = self._round = threading.Thread(
+                    target=self._go_round, name="ignis-broker-watch", daemon=True
+                )
+            else:
+                self._own += 1
+                going_round = None
+        if going_round is not None:
+            try:
+                start_thread(going_round)
+            except BaseException:
+                with self._lock:
+                    self._round = None
+                    self._shared.pop(watch, None)
+                raise
+            return
         try:
-            threading.Thread(
-                target=self._stay, args=(watch,), name=f"ignis-broker-watch-{watch.magazine}", daemon=True
-            ).start()
-        except RuntimeError:  # no thread to be had
+            start_thread(
+                threading.Thread(
+                    target=self._stay, args=(watch,), name=f"ignis-broker-watch-{watch.magazine}", daemon=True
+                )
+            )
+        except BaseException:  # no thread to be had
             with self._lock:
                 self._own -= 1
             raise

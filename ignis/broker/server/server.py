@@ -51,6 +51,7 @@ from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
+from ignis.upkeep import in_thread
 from ignis.urls import redacted
 
 __all__ = ["Broker"]
@@ -139,7 +140,7 @@ class Broker:
         self._table = ApplicationTable(context, self._scope, self._opened, self._presence.owes)
         self._logins = Logins(self.loop.call_later)
         try:
-            own = await self.loop.run_in_executor(None, self._table.open, self._scope)
+            own = await in_thread(self._table.open, self._scope)
             self.cluster = make_cluster(self.id, own.store, resolve(LeaderSettings, {}, load_file(self._config)))
             # Behind the store, whose files are open by now.
             room = room_for_connections(self.settings.max_connections, self.settings.reserved_files)
@@ -153,7 +154,7 @@ class Broker:
                 self.settings.reserved_files,
             )
             self.port = await self._listener.open(self.host, self.port)
-            await self.loop.run_in_executor(None, self.cluster.join, f"{self.host}:{self.port}")
+            await in_thread(self.cluster.join, f"{self.host}:{self.port}")
         except BaseException:
             await self._close()
             raise
@@ -254,7 +255,7 @@ class Broker:
         deadline = self.loop.time() + 10
         while not self._idle and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(0.01)
-        await self.loop.run_in_executor(None, self._close_stores)
+        await in_thread(self._close_stores)
 
     @property
     def _idle(self) -> bool:

@@ -52,6 +52,7 @@ from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, Message, as_utf8
 from ignis.native import Channel, Record, encode_frame
 from ignis.native.histogram import HISTOGRAM_BYTES, Histogram
+from ignis.stacks import start_thread
 from ignis.tracing.unsettled import report_to
 
 __all__ = [
@@ -152,7 +153,7 @@ def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
 def entry(spec: ChildSpec) -> None:
     """Entry point of the process. Ends when told to, or when the parent is gone."""
     looks: list[Callable[[], bool]] = []
-    threading.Thread(target=_watch, args=(spec.parent_pid, looks), name="ignis-watch", daemon=True).start()
+    start_thread(threading.Thread(target=_watch, args=(spec.parent_pid, looks), name="ignis-watch", daemon=True))
     # A worker's parent is asked by it for a dump, and it may reach the whole group. The file stays open for it.
     stacks = os.open(spec.stacks, os.O_WRONLY | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, file=stacks)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ignis import errors
 from ignis.errors import IgnisError
 from ignis.spark._pyspark import Py4JJavaError, PySparkException, SparkSession
+from ignis.stacks import start_thread
 
 __all__ = ["Progress", "Shown", "Step", "watched"]
 
@@ -97,7 +98,7 @@ def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> I
     began = time.monotonic()
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(progress, spark, step, ended), daemon=True, name="ignis-progress")
-    watcher.start()
+    start_thread(watcher)
     try:
         yield step
     except (PySparkException, Py4JJavaError) as exc:

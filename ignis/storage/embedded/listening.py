@@ -13,9 +13,11 @@ from ignis.errors import ClosedError, ForkedHandleError, IgnisError, WaitTimeout
 from ignis.hooks import call_user_code
 from ignis.log_format import event_text
 from ignis.native.store import Log, move_due, next_due
+from ignis.stacks import start_thread
 from ignis.storage.clock import StoreClock
 from ignis.storage.later import MOVE_LIMIT
 from ignis.storage.os_errors import without_means
+from ignis.upkeep import outlast
 
 __all__ = ["Listener"]
 
@@ -79,7 +81,7 @@ class Listener:
         with self._starting:
             if self._thread is None and not self._closing:
                 thread = threading.Thread(target=self._run, name="ignis-watch", daemon=True)
-                thread.start()
+                start_thread(thread)
                 self._thread = thread
 
     def _forget(self, number: int) -> None:
@@ -98,8 +100,16 @@ class Listener:
                 self._grant(wish[3])
 
     def _run(self) -> None:
-        bell, look_at = -1, time.monotonic() + _LOOK_S
         try:
+            outlast(log, self._listen)
+        finally:
+            self._closing = True
+            for number in list(self._wishes):
+                self._grant(number)
+
+    def _listen(self) -> None:
+        bell, look_at = -1, time.monotonic()  # begun again, it looks at all of it
+        with contextlib.suppress(ClosedError, ForkedHandleError):
             while not self._closing:
                 bell = self._log.listen(bell, max(0.0, min(look_at - time.monotonic(), self._move_due())))
                 # Behind the bell: what is rung for from now on ends the next wait.
@@ -108,12 +118,6 @@ class Listener:
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + _LOOK_S
                     self._look()
-        except (ClosedError, ForkedHandleError):
-            pass
-        finally:
-            self._closing = True
-            for number in list(self._wishes):
-                self._grant(number)
 
     def _move_due(self) -> float:
         """Moves what is due of what is wished for; returns in how many seconds the next is."""

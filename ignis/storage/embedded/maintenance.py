@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ignis.errors import IgnisError, WaitTimeoutError
 from ignis.log_format import event_text
 from ignis.native.store import Interval
+from ignis.stacks import start_thread
+from ignis.upkeep import outlast
 
 if TYPE_CHECKING:
     from ignis.native.store import Log
@@ -45,8 +47,8 @@ class _Rounds:
         self._ending = threading.Event()
         self._at_work = threading.Lock()
         self._said = _Said()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=outlast, args=(log, self._run), name=name, daemon=True)
+        start_thread(self._thread)
 
     def _run(self) -> None:
         pause_s = self._first_pause_s()
@@ -93,7 +95,7 @@ class Maintenance(_Rounds):
         for one in self._logs():
             try:
                 found_work |= one.maintain()
-            except (IgnisError, OSError) as exc:
+            except (IgnisError, OSError, MemoryError) as exc:
                 # The calls go on without it, and whoever runs out of room says so.
                 self._said.say("maintenance", exc)
         self._look_round()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from ignis.native import PackedBatch
+from ignis.stacks import start_thread
 from ignis.storage.checks import check_dues, check_loadable, check_shards
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
 from ignis.storage.memory.state import MagazineState, StoreContext
@@ -224,8 +225,8 @@ class MemoryLater(KeepsLater):
         wait_s = self._store.clock.until_s(due_ms)
         timer = threading.Timer(min(wait_s, threading.TIMEOUT_MAX), self._ring, [main])
         timer.daemon = True
+        start_thread(timer)
         main.alarm = due_ms, timer
-        timer.start()
 
     def _ring(self, main: MagazineState) -> None:
         with self._store.content.changed:  # of all stores of the name: this one may be closed by now
