@@ -159,7 +159,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "sideline_items traced",
         "acknowledger long_work",
         "dispatcher",
-        "claims",
+        "claims giving_back",
         "loop_claims",
         "consumer",
     ),
