@@ -98,10 +98,17 @@ cdef class LonePending:
     def __init__(self):
         raise TypeError("LoneLoads makes these")
 
+    cdef int _check(self) except -1:
+        if self._lane is None:
+            raise TypeError("LoneLoads makes these")
+        return 0
+
     def flush(self):
         """Waits for the disk. From any thread, once. Raises StoreFailedError, StoreFullError."""
-        cdef Log log = self._lane._log
+        cdef Log log
         cdef int rc
+        self._check()
+        log = self._lane._log
         self._lane._gate.go_in()
         try:
             log._enter()
@@ -113,6 +120,7 @@ cdef class LonePending:
 
     def __call__(self, error):
         cdef object session = self._session, transport
+        self._check()
         if error is None:
             # Before anything is counted: the publisher waits for it.
             transport = None if session.flush_is_planned or self._loads._flushes.in_turn else bare_transport(session)

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 from typing_extensions import Self
 
@@ -71,7 +71,7 @@ class LoneLane:
 
 @final
 class LonePending:
-    def __init__(self) -> NoReturn: ...
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     def flush(self) -> None: ...
     def __call__(self, error: BaseException | None) -> None: ...
 
