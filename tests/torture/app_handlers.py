@@ -48,6 +48,8 @@ def handle(body: bytes) -> None:
         raise PlannedRetry
     if luck < 0.18:
         time.sleep(0.003)
+    if luck > 0.997:
+        time.sleep(0.12)  # what was claimed behind it goes to others
     identity = read_body(body)
     if identity is None:
         os.write(_log, b"w 1\n")
