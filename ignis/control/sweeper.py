@@ -48,13 +48,13 @@ _MOST_MOVES = 1_000
 
 @dataclass
 class _Queue:
-    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; up to where each shard was
-    swept."""
+    """One queue in one pass: from which age on a claim is abandoned, in milliseconds, None = time says nothing; up to where each
+    shard was swept."""
 
     record: QueueRecord
     fence: Fence
-    stuck_before_ms: int
-    sideline_before_ms: int
+    stuck_ms: int | None
+    sideline_stuck_ms: int | None
     result: SweepResult = field(default_factory=SweepResult)
     pointers: dict[int, int] = field(default_factory=dict)
     sideline_pointers: dict[int, int] = field(default_factory=dict)
@@ -101,9 +101,9 @@ class Sweeper:
         self._leader = leader
         self._settings = settings
         self._clock = clock if isinstance(clock, Clock) else Clock(clock)
-        self._guard = guard or (
-            ClockGuard(self._clock, self._clock.monotonic_s) if self._clock.by_hand else ClockGuard()
-        )
+        self._guard = guard or self._own_guard()
+        self._said_jumps = 0
+        self._saying = threading.Lock()
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -115,6 +115,15 @@ class Sweeper:
         self._last_at_s: float | None = None
         self._last_took_s = 0.0
         leader.on_change(self._wake.set)
+
+    def _own_guard(self) -> ClockGuard:
+        """Where the store's clock cannot be set, a step of the wall clock does not suspend the ages, which go by it: what is
+        looked for is the time that the machine slept, and its workers with it."""
+        if self._clock.by_hand:
+            return ClockGuard(self._clock, self._clock.monotonic_s)
+        if self._store.of_boottime_ms is not None:
+            return ClockGuard(self._store.now_s)
+        return ClockGuard()
 
     # -- life
 
@@ -320,17 +329,25 @@ class Sweeper:
                 "be told from what is being worked on"
             )
         if not self._guard.trusted(record.stuck_after_s):
-            log.error(
-                event_text(
-                    "clock_set",
-                    "the clock was set by %+.0f s: claims of %s that are older than %g s cannot be told for now, only what dead "
-                "processes held is recovered"), self._guard.jumped_s, record.name, record.stuck_after_s,
-            )  # fmt: skip
-            return _Queue(record, fence, 0, 0, SweepResult(untimed_queues=1))
-        now_ms = int(self._clock() * 1000)
-        stuck_before_ms = now_ms - int(record.stuck_after_s * 1000)
-        sideline_before_ms = min(stuck_before_ms, now_ms - int(2 * record.shovel_interval_s * 1000))
-        return _Queue(record, fence, stuck_before_ms, sideline_before_ms)
+            self._say_jump()
+            return _Queue(record, fence, None, None, SweepResult(untimed_queues=1))
+        stuck_ms = int(record.stuck_after_s * 1000)
+        return _Queue(record, fence, stuck_ms, max(stuck_ms, int(2 * record.shovel_interval_s * 1000)))
+
+    def _say_jump(self) -> None:
+        """Once for each, and not for each queue and pass."""
+        with self._saying:
+            said, self._said_jumps = self._said_jumps, self._guard.jumps
+        if said == self._said_jumps:
+            return
+        log.error(
+            event_text(
+                "clock_set",
+                "the clock was set by %+.0f s, or the machine slept: for a queue's `stuck_after` its claims are not swept "
+                "by their age, only what dead processes held is recovered",
+            ),
+            self._guard.jumped_s,
+        )
 
     def _sweep_batch(self, one: _Queue, shard: int, *, main: bool) -> bool:
         """One step; whether there may be more."""
@@ -340,7 +357,9 @@ class Sweeper:
             raise StaleEpochError(
                 f"{one.fence.scope}: this instance does not lead under epoch {one.fence.epoch} any more"
             )
-        before_ms = one.stuck_before_ms if main else one.sideline_before_ms
+        age_ms = one.stuck_ms if main else one.sideline_stuck_ms
+        # Of this moment: the store reads the same clock again, and it may be set between two batches.
+        before_ms = 0 if age_ms is None else int(self._clock() * 1000) - age_ms
         found = self._store.magazines.abandoned(
             one.main if main else one.sideline,
             shard,

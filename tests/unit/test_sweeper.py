@@ -430,6 +430,26 @@ def test_the_dead_are_known_by_any_clock(embedded_url: str, new_app: MakeApp) ->
     assert sweeper.run_once() == SweepResult(queues=1, swept=5, untimed_queues=1)
 
 
+@pytest.mark.parametrize("by_s", [3_600, -3_600])
+def test_a_step_of_the_wall_clock_suspends_no_age(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by_s: float
+) -> None:
+    """The claims are stamped by the store's clock, which nobody can set."""
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    wall_s, wall_ns, store_s, slept_s = time.time, time.time_ns, app.store.now_s, [0.0]
+    monkeypatch.setattr(app.store, "now_s", lambda: store_s() + slept_s[0])
+    sweeper = Sweeper(app.store, app.leader(), app.sweeper_settings, lambda: time.time())  # noqa: PLW0108 - patched below
+    monkeypatch.setattr(time, "time", lambda: wall_s() + by_s)
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + int(by_s * 1e9))
+    assert sweeper.run_once() == SweepResult(queues=1), "it is no older"
+    slept_s[0] = 3_600
+    assert sweeper.run_once() == SweepResult(queues=1, untimed_queues=1), "whoever works on it slept as well"
+    assert sweeper.run_once() == SweepResult(queues=1, untimed_queues=1)
+    assert caplog.text.count("or the machine slept") == 1
+
+
 def test_slow_drift_is_no_jump() -> None:
     clocks = TwoClocks()
     guard = clocks.guard()
