@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import queue as queues_
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -234,9 +234,8 @@ class AppRunning:
 
 def _check_no_loop() -> None:
     """Raises ConfigError inside a coroutine: nothing else of its event loop would run until the end."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    asyncio = sys.modules.get("asyncio")  # without it there is no loop, and it takes long to import
+    if asyncio is None or asyncio._get_running_loop() is None:
         return
     raise ConfigError(
         "app.run() was called in a running event loop and would block it: inside `async with app:` write "

@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from ignis.config import QueueSettings, check_name, check_queue_name
+from ignis.config import QueueSettings, check_name, check_queue_name, number_text
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
 from ignis.native import PackedBatch
 from ignis.near_names import meant
@@ -277,7 +277,7 @@ def _check_setting(what: str, name: str, value: Any) -> None:
     if name in _RANGES:
         low, high = _RANGES[name]
         if not low <= value <= high:
-            raise ConfigError(f"{what} = {shorten(value)} is outside {low:.12g} to {high:.12g}")
+            raise ConfigError(f"{what} = {shorten(value)} is outside {number_text(low)} to {number_text(high)}")
     elif name in _CHOICES and value not in _CHOICES[name]:
         raise ConfigError(f"{what} = {shorten(value)} is not one of {', '.join(_CHOICES[name])}")
     elif name == "handler_type" and value:
@@ -342,15 +342,17 @@ def ttl_milliseconds(ttl_s: object) -> int:
 
 
 def checked_options(options: type, given: Mapping[str, Any], parse: Callable[[str, Any, type], Any]) -> dict[str, Any]:
-    """What a store was given, each value parsed for the type of its field in the dataclass ``options``.
+    """What a store was given, each value parsed for the type of its field in the dataclass ``options``. The ``_s`` at the end of
+    a name may be left out.
 
     Raises ConfigError for a name that is none, and what ``parse(name, value, type)`` raises.
     """
     known = {spec.name: type(spec.default) for spec in dataclasses.fields(options)}
     values: dict[str, Any] = {}
     for name, value in given.items():
-        check_option_name(name, known)
-        values[name] = parse(name, value, known[name])
+        full = f"{name}_s" if f"{name}_s" in known else name
+        check_option_name(full, known)
+        values[full] = parse(full, value, known[full])
     return values
 
 

@@ -5,7 +5,6 @@ Python's own executor and ``asyncio.to_thread`` wait without a bound for a threa
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import functools
@@ -155,6 +154,8 @@ async def in_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) 
     """Makes a call off the event loop, in the caller's context: ``asyncio.to_thread`` on threads of ours.
 
     Raises what the call raises; StoreUnreachableError when there is no thread for it."""
+    import asyncio  # loaded long ago by whoever awaits this; commands that do not should not pay for it
+
     pool = _of_process.get(FORKS[0]) or _of_process.setdefault(
         FORKS[0], WorkThreads(min(32, (os.cpu_count() or 1) + 4), "ignis-async")
     )

@@ -25,7 +25,7 @@ UNREADABLE_METAS = {
 WAIT_S = 30.0
 """Bound of every wait. Long, because no test measures time with it."""
 
-SHARED_THREADS = ("ignis-upkeep-", "ignis-timers", "ignis-watch")
+SHARED_THREADS = ("ignis-upkeep-", "ignis-timers", "ignis-watch", "ignis-async_")
 """Of all applications of the process: they end by themselves, or stay."""
 
 
