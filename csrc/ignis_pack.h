@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IGN_PACK_MAX_DEPTH 1024u
+#define IGN_PACK_MAX_DEPTH 256u
 
 typedef struct ign_pack_found {
     size_t at;       /* where it stands */

@@ -84,7 +84,7 @@ static void test_integers_are_counted_for_each_map(void)
 
 static void test_depth(void)
 {
-    uint8_t bytes[2 * IGN_PACK_MAX_DEPTH];
+    uint8_t bytes[1005 + IGN_PACK_MAX_DEPTH];
     memset(bytes, 0x91, sizeof bytes);
     CHECK_EQ(check(bytes, IGN_PACK_MAX_DEPTH - 1, 0), IGN_OK);
     bytes[IGN_PACK_MAX_DEPTH - 1] = 0x90; /* an empty one is a value */
