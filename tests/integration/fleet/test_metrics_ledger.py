@@ -183,7 +183,7 @@ def app(embedded_url: str) -> Iterator[ignis.Ignis]:
 
 
 def given_back(found: dict[str, float], expected: dict[str, float]) -> dict[str, float]:
-    """``expected``, and what was given back unhandled and claimed again: by a process that was replaced, or behind a long call."""
+    """``expected``, and what was given back unhandled and claimed again: by a process that ends, or behind a long call."""
     again = max(found["claimed"] - expected["claimed"], 0)
     return expected | {"claimed": expected["claimed"] + again, "waits": expected["waits"] + again}
 
