@@ -36,6 +36,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 _LIMITS, _HERE, _FLOODS = "test_broker_limits", "test_broker_hostile", "test_broker_floods"
+_USERS = "test_broker_permissions"
 
 LIMITS: dict[str, tuple[str, str]] = {
     "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
@@ -49,6 +50,14 @@ LIMITS: dict[str, tuple[str, str]] = {
         "TRANSFER, DEFER, RUN_NOW, CANCEL_LATER, ARRAY_ENQUEUE"
     ): (_HERE, "test_a_denied_request_is_answered_before_it_has_come"),
     "head of a request other than TRANSFER, DEFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "metadata of a record in SEND, SEND_BATCH, LOAD_ONCE, LOAD_LATER": (
+        _USERS,
+        "test_metadata_over_the_limit_is_refused",
+    ),
+    "keys of a map in a part of a head that has no type (`extra`, `settings`, values)": (
+        _USERS,
+        "test_keys_of_one_hash_reach_no_record",
+    ),
     "values of an ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
