@@ -292,7 +292,10 @@ class Dispatcher:
         if found is None or found[1] < messages or found[0].max_bytes < nbytes:
             return None
         consumer = found[0]
-        if self._count() != self._empty_at:
+        try:
+            if self._count() != self._empty_at:
+                return None
+        except IgnisError:  # of a queue that is gone, say: the load says so, to its sender
             return None
         return DirectDelivery(self, consumer, consumer.peer.owner)
 

@@ -13,9 +13,17 @@ from ignis.broker.client import requests
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
 from ignis.broker.server.dispatcher import DirectDelivery
-from ignis.errors import ConnectionLostError, IgnisError, StoreBusyError, StoreFailedError, StoreFullError
+from ignis.errors import (
+    ConnectionLostError,
+    IgnisError,
+    QueueNotFoundError,
+    StoreBusyError,
+    StoreFailedError,
+    StoreFullError,
+)
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage.base import FireResult
+from ignis.storage.embedded.magazines import EmbeddedMagazines
 from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker, Wire
 from tests.support.embedded import lose_segment, open_at, refuse_writes, resting, settle
@@ -273,6 +281,28 @@ def _refusal(client: SyncClient, text: str) -> IgnisError | None:
     except IgnisError as exc:
         return exc
     return None
+
+
+def test_who_cannot_be_counted_for_ends_no_connection(
+    broker: RunningBroker, client: SyncClient, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a queue that is gone answers is the load's to say: the connection that has sent it stays."""
+
+    def gone(self: EmbeddedMagazines, magazine: str, seen: int, timeout_s: float) -> int:
+        raise QueueNotFoundError("planted")
+
+    drained(client, "none", 2)
+    with broker.client(timeout_s=WAIT_S) as consumer:
+        subscription = consumer.subscribe("none", 8)
+        for number in range(3):
+            send(client, "none", str(number))
+            assert texts(subscription.receive(WAIT_S)) == [str(number)]
+        connection = client.connection
+        with monkeypatch.context() as patched:
+            patched.setattr(EmbeddedMagazines, "wait", gone)
+            send(client, "none", "3")
+        assert client.connection is connection
+        assert connection is not None and connection.alive
 
 
 def test_a_delivery_whose_load_fails_is_undone(
