@@ -121,6 +121,14 @@ def kill9_tests(run: Run, pairs: tuple[tuple[str, str], ...]) -> Tests:
         )  # fmt: skip
 
 
+def container_tests(run: Run, pairs: tuple[tuple[str, str], ...], usual: int) -> Tests:
+    for durability, sideline in pairs:
+        yield lambda durability=durability, sideline=sideline: kill9.kill9(  # type: ignore[misc]
+            run.of(usual), run.rng(f"contained/{durability}/{sideline}"), durability=durability,
+            sideline_durability=sideline, contained=True, deadline=run.deadline,
+        )  # fmt: skip
+
+
 def app_tests(run: Run, usual: int, pools: tuple[str, ...], most: int = 0) -> Tests:
     for pool in pools:
         yield lambda pool=pool: app_kill9.app_kill9(  # type: ignore[misc]
@@ -205,6 +213,7 @@ def kill9_command(rounds: int, seed: int | None, time_limit: float, short: bool)
     run.carry_out(
         itertools.chain(
             kill9_tests(run, mixed if short else (*pairs, ("interval", ""), ("interval", "none"))),
+            container_tests(run, mixed if short else pairs, 3 if short else 50),
             race_tests(run, 50),
             app_tests(run, 100, ("thread", "process", "async"), most=2 if short else 0),
             crash_tests(5 if short else 1, mixed if short else pairs),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ignis.storage.base import MagazineStore, Transfer
 from ignis.storage.records import group_pointers
-from tests.torture import faults
+from tests.torture import containers, faults
 from tests.torture.actors import (
     FOREVER_MS,
     MAIN,
@@ -57,20 +57,25 @@ def kill9(
     durability: str = "sync",
     sideline_durability: str = "",
     mutant: faults.Mutant | None = None,
+    contained: bool = False,
     deadline: float = float("inf"),
 ) -> Outcome:
     """Writers, a consumer, a mover and a sweeper share a store; one after the other dies and is replaced.
 
     The two magazines may be of different durability, so that every move between them is two transactions. Duplicates
-    are bounded by what the dead consumers held, and checked against that.
+    are bounded by what the dead consumers held, and checked against that. With ``contained`` each lives in a pid
+    namespace of its own, as in a container, where all of them are process 1.
     """
     name = f"kill9/{durability}" + (f"+{sideline_durability}" if sideline_durability else "")
+    name += "/contained" if contained else ""
+    if contained and (reason := containers.unavailable()):
+        return Outcome(name, skipped=reason)
     outcome = Outcome(name + (f"/{mutant.name}" if mutant else ""))
     for number in range(rounds):
         if time.monotonic() >= deadline or (mutant is not None and outcome.faults):
             break
         with tempfile.TemporaryDirectory(prefix="ignis-kill9-") as directory:
-            _one_round(outcome, rng, Path(directory), number, durability, sideline_durability, mutant)
+            _one_round(outcome, rng, Path(directory), number, durability, sideline_durability, mutant, contained)
         outcome.rounds += 1
     return outcome.finish()
 
@@ -83,7 +88,9 @@ def _one_round(
     durability: str,
     sideline_durability: str,
     mutant: faults.Mutant | None,
+    contained: bool,
 ) -> None:
+    start = containers.contained if contained else Child
     place = Place(store_url(f"{directory}/store"), durability, sideline_durability, shards=3)
     ledger = Ledger(copies=place.two_steps)
     writers = iter(range(1, 1000))
@@ -100,7 +107,7 @@ def _one_round(
     with Child(creator(place), "creator") as child:
         if child.join(None):
             raise RuntimeError(f"the store was not created: {child.trouble()}")
-    living = {name: Child(make(), name, plant) for name, make in roles.items()}
+    living = {name: start(make(), name, plant) for name, make in roles.items()}
     dead: list[Child] = []
     # Between two classes a move is two steps: who dies between them leaves a copy of each message in each.
     leaving = {"consumer", "mover", "sweeper"} if place.two_steps else {"consumer"}
@@ -120,7 +127,7 @@ def _one_round(
                 outcome.fault(f"round {number}: {victim} ended by itself: {gone.trouble()}")
             gone.kill()
             dead.append(gone)
-            living[victim] = Child(roles[victim](), victim, plant)
+            living[victim] = start(roles[victim](), victim, plant)
         for one in living.values():
             one.kill()
         dead += living.values()
