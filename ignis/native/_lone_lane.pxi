@@ -33,6 +33,7 @@ cdef class LoneLane:
         sync: loads are durable with a flush only.
         calls: where ``loads`` counts them.
         claimant: owner -> the name under which a claim of its is stored, and the time now.
+        expiry: a time to live in seconds -> when what is stored now ends, ms since the epoch. Raises ConfigError.
         refused: is told when there is no room for a load.
 
     For the thread that made it. Cannot be copied or pickled.
@@ -45,10 +46,11 @@ cdef class LoneLane:
     cdef bint _sync
     cdef dict _calls
     cdef object _claimant
+    cdef object _expiry
     cdef object _refused
 
     def __cinit__(self, CallGate gate not None, Log log not None, number, Interval interval, bint sync, dict calls not None, claimant,
-                  refused):
+                  expiry, refused):
         self._gate = gate
         self._log = log
         self._number = <uint32_t>whole(number, "number", 0, 0xFFFFFFFF)
@@ -56,21 +58,28 @@ cdef class LoneLane:
         self._sync = sync
         self._calls = calls
         self._claimant = claimant
+        self._expiry = expiry
         self._refused = refused
 
     def __reduce__(self):
         raise TypeError("a LoneLane cannot be pickled or copied")
 
-    cdef bint _load(self, LoneRequest lone, uint16_t shards, uint16_t any_shard, taking, ign_store_mark *mark) except -1:
+    cdef bint _load(self, LoneRequest lone, uint16_t shards, uint16_t any_shard, uint64_t ttl_ms, taking,
+                    ign_store_mark *mark) except -1:
         """Whether it is in the log, and given to who takes it, if anybody does. The caller is within the gate."""
         cdef bytes owner = None
-        cdef uint64_t at_ms = 0
+        cdef uint64_t at_ms = 0, expires = 0
         if self._interval is not None and ign_store_interval_failures(self._interval._interval) != self._interval._told:
             return False    # a flush failed, of which a caller is to be told
+        if ttl_ms != 0:
+            try:
+                expires = self._expiry(<double>ttl_ms / 1000)
+            except _errors.ConfigError:
+                return False    # the longer way names the setting
         if taking is not None:
             owner, at_ms = self._claimant(taking.owner)
         try:
-            if not lone._load(self._log, self._number, shards, any_shard, 0, owner, at_ms, mark):
+            if not lone._load(self._log, self._number, shards, any_shard, expires, owner, at_ms, mark):
                 return False
         except _errors.StoreFullError as exc:
             self._refused(exc)
@@ -177,7 +186,7 @@ cdef class LoneLoads:
     def __reduce__(self):
         raise TypeError("LoneLoads cannot be pickled or copied")
 
-    def take(self, session, sender, FrameReader reader not None, Py_ssize_t size) -> bool:
+    def take(self, session, sender, FrameReader reader not None, Py_ssize_t size, allows) -> bool:
         """Loads what the session's connection has just received, if that is one request to load and nothing else, and its magazine
         has a lane. Who waits for its messages is given them. False when nothing was done: there is a longer way, which also says
         what is wrong.
@@ -185,6 +194,7 @@ cdef class LoneLoads:
         Args:
             sender: is told when the load is refused, see `LoneSender`.
             reader: of the connection. size: bytes that it has just received.
+            allows: `Principal.allows` of who sends it; None = all that it may ask for is allowed.
         """
         cdef LoneRequest lone = self._lone
         cdef object name = lone._look(reader, size), inbox, known, taking = None, pump
@@ -207,7 +217,7 @@ cdef class LoneLoads:
             if known.ttl_ms is None:
                 return False
             ttl_ms = known.ttl_ms
-        if ttl_ms != 0:
+        if allows is not None and not allows("SEND_BATCH" if lone._lone.command == IGN_WIRE_SEND_BATCH else "SEND", inbox.queue):
             return False
         pump = self._pumps.get(name)
         if pump is not None:
@@ -221,7 +231,7 @@ cdef class LoneLoads:
         if not lane._gate.try_go_in():
             return False
         try:
-            loaded = lane._load(lone, shards, any_shard, taking, &mark)
+            loaded = lane._load(lone, shards, any_shard, ttl_ms, taking, &mark)
         except Exception as exc:
             inbox.lone_failed(lone, taking, sender, exc)
             return True

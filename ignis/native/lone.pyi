@@ -66,6 +66,7 @@ class LoneLane:
         sync: bool,
         calls: dict[str, int],
         claimant: Callable[[str], tuple[bytes, int]],
+        expiry: Callable[[float], int],
         refused: Callable[[Any], None],
     ) -> Self: ...
 
@@ -89,4 +90,11 @@ class LoneLoads:
         state: Any,
         flushes: Any,
     ) -> Self: ...
-    def take(self, session: Any, sender: Any, reader: FrameReader, size: int) -> bool: ...
+    def take(
+        self,
+        session: Any,
+        sender: Any,
+        reader: FrameReader,
+        size: int,
+        allows: Callable[[str, str], bool] | None,
+    ) -> bool: ...

@@ -20,6 +20,7 @@ from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
 from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConfigError
 from ignis.log_format import event_text
+from ignis.magazine import queue_of
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.lone import LoneLane, LoneRequest
 from ignis.native.wire import route_batch
@@ -173,6 +174,8 @@ class PublishBuffer:
         dispatcher_of: Callable[[str], Dispatcher | None],
     ) -> None:
         self.magazine = magazine
+        self.queue = queue_of(magazine)
+        """By which permissions are asked for."""
         self.bytes = 0
         self.loads = 0
         self.requests = 0

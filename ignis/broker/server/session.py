@@ -106,8 +106,8 @@ class Session(Connection):
         self.owner = Owner("", Process())
         """The name in which its claims are made; known once the client is, and the same from then on."""
         self.principal: Principal = Anyone()
-        self.trusted = True
-        """Nothing that it asks for is forbidden, whoever it is."""
+        self._allows: Callable[[str, str], bool] | None = None
+        """Of the principal; None = everything is allowed."""
         self.instance = ""
         self.application: Application | None = None
         self._starved = False
@@ -209,7 +209,7 @@ class Session(Connection):
             and not self._state.draining
             and (not pending or pending < self._settings.max_pending)
             and (
-                (self.trusted and self.application.loads.take(self, self._sending, self._machine.arriving, size))
+                self.application.loads.take(self, self._sending, self._machine.arriving, size, self._allows)
                 or self._sending.take_received(size)
                 or self._acks.take_received(size)
             )
@@ -334,7 +334,7 @@ class Session(Connection):
             self.end(exc)
             return
         self.principal = principal
-        self.trusted = type(principal) is Anyone
+        self._allows = None if type(principal) is Anyone else principal.allows
         self.application = application
         self.instance = head.instance
         resumed = self._host.take_up(self)

@@ -156,7 +156,10 @@ class Writes:
         directory, sync = self._directory, found.durability == "sync"
         interval = directory.interval if found.durability == "interval" else None
         refused = directory.refused_loads.count
-        return LoneLane(self._store.gate, found.log, found.number, interval, sync, calls, self._claimant, refused)
+        return LoneLane(
+            self._store.gate, found.log, found.number, interval, sync, calls, self._claimant, directory.clock.expiry_ms,
+            refused,
+        )  # fmt: skip
 
     def _claimant(self, owner: str) -> tuple[bytes, int]:
         return self._store.stored_owner_bytes(owner), self._directory.clock.now_ms()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ import pytest
 
 from ignis.broker.client import requests
 from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import Command
+from ignis.broker.server import write_batcher
 from ignis.broker.server.dispatcher import DirectDelivery
 from ignis.errors import (
     ConnectionLostError,
     IgnisError,
+    PermissionDeniedError,
     QueueNotFoundError,
     StoreBusyError,
     StoreFailedError,
@@ -23,9 +28,11 @@ from ignis.errors import (
 )
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage.base import FireResult
+from ignis.storage.checks import MAX_TTL_S
 from ignis.storage.embedded.magazines import EmbeddedMagazines
+from tests.integration.broker.test_broker_hostile import Users
 from tests.support import WAIT_S, eventually
-from tests.support.broker import RunningBroker, Wire
+from tests.support.broker import RunningBroker, Wire, running
 from tests.support.embedded import lose_segment, open_at, refuse_writes, resting, settle
 
 pytestmark = pytest.mark.integration
@@ -77,6 +84,12 @@ def client(broker: RunningBroker) -> Iterator[SyncClient]:
             for text in (b"first", b"second"):  # what is to be known of the queue is known then, and then the way
                 one.ask(requests.send(name, encode_record(text), ttl_s=None))
         yield one
+
+
+@pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop flushes for who publishes alone, however long the disk of this machine takes."""
+    monkeypatch.setattr(write_batcher, "_SLOW_FLUSH_S", float("inf"))
 
 
 @pytest.fixture
@@ -133,7 +146,7 @@ def test_who_waits_is_given_it(broker: RunningBroker, client: SyncClient, counte
 
 
 def test_the_answers_of_sync_come_behind_the_flush(
-    broker: RunningBroker, client: SyncClient, counted: Counted, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, client: SyncClient, counted: Counted, monkeypatch: pytest.MonkeyPatch, quick_disk: None
 ) -> None:
     log = broker.broker.applications[0].store.directory.log("sync")  # type: ignore[attr-defined]
     seen: list[bool] = []
@@ -220,6 +233,7 @@ def test_a_failed_write_or_flush_is_the_senders_error(
     client: SyncClient,
     counted: Counted,
     monkeypatch: pytest.MonkeyPatch,
+    quick_disk: None,
     fails: str,
 ) -> None:
     store: Any = broker.broker.applications[0].store
@@ -352,11 +366,42 @@ def test_a_sender_that_leaves_before_the_flush_harms_nobody(
     assert broker.on_loop(lambda: broker.broker.applications[0].inbox("sync").bytes) == 0
 
 
-def test_a_time_to_live_goes_the_longer_way(broker: RunningBroker, client: SyncClient, counted: Counted) -> None:
-    client.ask(requests.send("none", encode_record(b"short"), ttl_s=3_600))
+@pytest.mark.parametrize("queue", CLASSES)
+def test_a_time_to_live_is_kept(broker: RunningBroker, client: SyncClient, counted: Counted, queue: str) -> None:
+    drained(client, queue, 2)
+    for number in range(10):
+        client.ask(requests.send(queue, encode_record(b"%d" % number), ttl_s=0.05 if number % 2 else 3_600))
+    client.ask(requests.send_batch(queue, [(0, PackedBatch.pack([encode_record(b"b")] * 3))], ttl_s=0.05))
+    assert counted.taken >= 8
+    time.sleep(0.1)
+    assert sorted(drained(client, queue, 5)) == ["0", "2", "4", "6", "8"]
+    assert texts(client.consume(queue, 100)) == [], "what has expired is nobody's"
+
+
+def test_a_time_to_live_beyond_all_bounds_is_refused(
+    broker: RunningBroker, client: SyncClient, counted: Counted
+) -> None:
+    with Wire(broker.port) as wire:
+        wire.greet()
+        payload = payloads.pack_send(b"none", (MAX_TTL_S + 1) * 1000, 0, encode_record(b"long"))
+        wire.send(Command.SEND, 2, payload)
+        assert "ttl_ms" in wire.failure().message
     assert counted.taken == 0
-    send(client, "none", "opens the way again")
-    before = counted.taken
-    client.ask(requests.send_batch("none", [(0, PackedBatch.pack([encode_record(b"b")] * 3))], ttl_s=None))
-    assert counted.taken == before + 1
-    assert sorted(drained(client, "none", 7)) == sorted(["b"] * 3 + ["first", "opens the way again", "second", "short"])
+
+
+def test_who_may_send_there_goes_that_way_and_who_may_not_is_refused(path: Path) -> None:
+    users = Users(boss=["all:*"], web=["publish:none"], other=["publish:other"])
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(running(f"embedded://{path}", authenticator=users))
+        boss, web, other = (stack.enter_context(broker.client(timeout_s=WAIT_S, user=name)) for name in users.users)
+        boss.ask(requests.create_queue("none", {"shards": 1, "durability": "none", "codec": "raw"}))
+        for _ in range(3):
+            send(web, "none", "warm")
+        counted = Counted(broker)
+        for number in range(10):
+            send(web, "none", str(number))
+            with pytest.raises(PermissionDeniedError):
+                send(other, "none", "denied")
+        assert counted.taken >= 8
+        assert broker.on_loop(lambda: broker.broker.state.denied) == 10
+        assert sorted(drained(boss, "none", 13)) == sorted([*map(str, range(10)), *["warm"] * 3])
