@@ -326,7 +326,6 @@ class Ignis(AppSettings):
         check_text(handler_type, "handler_type")
 
         def register(fn: F) -> F:
-            most = self.consumer_settings.max_consumers
             self._table.add_template(
                 HandlerTemplate(
                     fn,
@@ -334,7 +333,7 @@ class Ignis(AppSettings):
                     handler_type=handler_type,
                     type=type,
                     options=options,
-                    max_consumers=most,
+                    most=self.consumer_settings,
                     file=self.file,
                 )
             )

@@ -473,17 +473,18 @@ class QueueMismatchError(ConfigError):
 
 
 class ConsumerLimitError(ConfigError):
-    """More consumers were asked for than the limit. Attributes: ``asked``, ``limit``."""
+    """More consumers were asked for than the limit. Attributes: ``asked``, ``limit``, ``setting`` (the one that sets it)."""
 
     code = "consumer_limit"
 
-    def __init__(self, asked: int, limit: int) -> None:
-        super().__init__(f"{asked} consumers asked for, the limit is {limit} (consumer.max_consumers)")
+    def __init__(self, asked: int, limit: int, setting: str = "consumer.max_consumers") -> None:
+        super().__init__(f"{asked} consumers asked for, the limit is {limit} ({setting})")
         self.asked = asked
         self.limit = limit
+        self.setting = setting
 
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return (type(self), (self.asked, self.limit))
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return (type(self), (self.asked, self.limit, self.setting))
 
 
 class WorkerStartError(IgnisError):

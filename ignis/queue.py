@@ -82,7 +82,7 @@ class Queue(PublishingQueue[M]):
         """Decorator: registers the queue's handler, ``fn(message)`` or ``fn(message, ctx)``, and returns it unchanged.
 
         Args:
-            concurrency: workers, at most ``consumer.max_consumers``; 0 = publish only here.
+            concurrency: workers, at most ``consumer.max_consumers``, or ``consumer.max_coroutines``; 0 = publish only here.
             pool: ``thread``, ``async`` (default for coroutine functions) or ``process`` (``fn`` must be importable).
             ignore: exceptions that drop the message instead of sidelining it.
             timeout_s: the longest time for all attempts together; then the message goes to the sideline. None = no limit, since
@@ -164,7 +164,7 @@ class Queue(PublishingQueue[M]):
         """Adds workers in the whole fleet; returns the new number.
 
         The number is stored, then applied here; other instances follow within ``refresher.watch_s``. Durable on return. Raises
-        ConsumerLimitError over ``consumer.max_consumers``; nothing has changed then."""
+        ConsumerLimitError over the limit of `queue.handler`; nothing has changed then."""
         return self._handling.change_consumers(check_whole(count, "count", 0))
 
     def decrease_consumers(self, count: int = 1) -> int:

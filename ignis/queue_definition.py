@@ -95,7 +95,7 @@ class QueueDefinition(Generic[M]):
         if stored is not None:
             self._warn_of_changes(stored)
         if self.spec is not None:
-            self.spec.concurrency = min(record.concurrency, self._app.consumer_settings.max_consumers)
+            self.spec.concurrency = min(record.concurrency, self.spec.limit[0])
         magazines[0].registration = self.registration
         self.registration.on_shards = magazines[0].follow_shards
         self.magazines = magazines
@@ -198,7 +198,7 @@ class QueueDefinition(Generic[M]):
         except BaseException:
             self.spec = None
             raise
-        spec.concurrency = min(record.concurrency, spec.max_consumers)
+        spec.concurrency = min(record.concurrency, spec.limit[0])
 
     def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> bool:
         """Takes stored settings of the shovel, in whole seconds; whether they are others. ``retry`` None = as it is."""

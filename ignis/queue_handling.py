@@ -66,8 +66,7 @@ class QueueHandling(Generic[M]):
         with self._lock:
             if queue.spec is not None:
                 raise ConfigError(f"queue {queue.name!r} has a handler already: {queue.spec.name}")
-            most = self._app.consumer_settings.max_consumers
-            spec = make_spec(fn, queue.name, queue.type, options, most, self._app.file)
+            spec = make_spec(fn, queue.name, queue.type, options, self._app.consumer_settings, self._app.file)
             spec.check_middleware(self.layers)
             if not self.layers and spec.batch_size is None:
                 check_kind(fn, f"handler of queue {queue.name!r}", queue.type)
@@ -129,14 +128,14 @@ class QueueHandling(Generic[M]):
         spec = self._definition.spec
         if spec is None:
             raise ConfigError(f"queue {self._definition.name!r} has no handler here")
-        limit = self._app.consumer_settings.max_consumers
+        limit = spec.limit
         if self._definition.magazines is None:
-            count = check_consumers(spec.concurrency + by, limit)
+            count = check_consumers(spec.concurrency + by, *limit)
             spec.declared = count  # nothing is stored yet: this is what the code asks for
         else:
 
             def change(record: QueueRecord) -> None:
-                record.concurrency = check_consumers(record.concurrency + by, limit)
+                record.concurrency = check_consumers(record.concurrency + by, *limit)
 
             count = self._app.store().queues.update(self._definition.name, change).concurrency
         self.set_consumers(count)
@@ -148,13 +147,14 @@ class QueueHandling(Generic[M]):
         name, spec = self._definition.name, self._definition.spec
         if spec is None:
             return
-        limit = self._app.consumer_settings.max_consumers
+        limit, setting = spec.limit
         if count > limit:
             log.warning(
-                event_text("consumers_cut", "%s is to have %d consumers, here are at most %d (consumer.max_consumers)"),
+                event_text("consumers_cut", "%s is to have %d consumers, here are at most %d (%s)"),
                 name,
                 count,
                 limit,
+                setting,
             )
             count = limit
         spec.concurrency = count

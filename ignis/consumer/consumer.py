@@ -169,7 +169,7 @@ class Consumer:
 
     def resize(self, count: int) -> None:
         """Sets the number of workers. Raises ConsumerLimitError, ConfigError."""
-        check_consumers(count, self.settings.max_consumers)
+        check_consumers(count, *self.spec.limit)
         with self._pool_lock:
             self._dispatcher.workers = count
             if self._started and not self._claims.stopping.is_set():

@@ -72,14 +72,16 @@ class Dispatcher:
 
     def held_up(self, seconds: float) -> None:
         """A call takes so long at least: what is claimed next is less, without waiting for its end."""
-        if self._spec.batch_size is None:
-            self.handle_s = max(self.handle_s, seconds / (self.workers if self._spec.pool == "async" else 1))
+        at_a_time = (self.workers if self._spec.pool == "async" else 1) * (self._spec.batch_size or 1)
+        self.handle_s = max(self.handle_s, seconds / at_a_time)
 
     def _window(self) -> tuple[int, int]:
         """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
         settings = self._settings
         if self._spec.batch_size is not None:
-            return settings.max_chunk, 2 * self._spec.batch_size
+            # Two batches; of a handler that is quick as much as of one that takes messages one by one.
+            soon = int(settings.chunk_target_s / self.handle_s) if self.handle_s else 0
+            return settings.max_chunk, 2 * max(self._spec.batch_size, min(soon, settings.max_chunk))
         if self._spec.pool == "async":
             # One worker runs them all: at least one waiting for each that runs, more where they are quick, and none where they
             # are slow: it could be with somebody else.
@@ -106,7 +108,8 @@ class Dispatcher:
         free = sum(max(0, window - worker.outstanding) for worker in workers)
         # Claims are cheap per batch, not per message: wait until a worker is at half its window. But of one that has nothing
         # waiting each that ends is replaced at once.
-        enough = window - 1 if self._spec.pool == "async" and window == self.workers else window // 2
+        one_by_one = self._spec.pool == "async" and self._spec.batch_size is None and window == self.workers
+        enough = window - 1 if one_by_one else window // 2
         return min(free, room) if any(worker.outstanding <= enough for worker in workers) else 0
 
     def dispatch(self, claims: Sequence[Claim]) -> None:

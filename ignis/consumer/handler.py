@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ignis.config import check_number, check_whole, shown
+from ignis.config import ConsumerSettings, check_number, check_whole, shown
 from ignis.consumer.handler_form import check_expected, check_handler
 from ignis.consumer.handler_log import HandlerLog
 from ignis.consumer.middleware import check_layers, is_coroutine_function
@@ -25,6 +25,7 @@ from ignis.retries import RetryRules, retry_rules
 __all__ = [
     "DROPPED",
     "Context",
+    "Envelopes",
     "Failure",
     "HandlerSpec",
     "Middleware",
@@ -46,6 +47,19 @@ _MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s", "retry")
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
+
+
+class Envelopes:
+    """The stored messages of a batch, of which nobody has asked for the envelopes yet.
+
+    Args:
+        records: as they are stored, and readable.
+    """
+
+    __slots__ = ("records",)
+
+    def __init__(self, records: Sequence[bytes]) -> None:
+        self.records = records
 
 
 class Context(Delivery):
@@ -75,7 +89,7 @@ class Context(Delivery):
 
     __slots__ = ()
 
-    _messages: Sequence[Message] | Record
+    _messages: Sequence[Message] | Record | Envelopes
     _work: Work | None
 
     @property
@@ -107,6 +121,8 @@ class Context(Delivery):
         if isinstance(messages, Record):
             # Most handlers never look at the envelope: it is made for those that do.
             messages = self._messages = (Message(messages),)
+        elif isinstance(messages, Envelopes):
+            messages = self._messages = [Message(Record(data)) for data in messages.records]
         return messages
 
     @property
@@ -144,13 +160,19 @@ class Context(Delivery):
 
     def _opened_work(self) -> Work:
         if self._work is None:
-            messages = self._messages
-            record = messages if isinstance(messages, Record) else messages[0]._record
-            self._work = open_work(self.queue, record.id)
+            self._work = open_work(self.queue, self._first_record().id)
         return self._work
 
+    def _first_record(self) -> Record:
+        """The message, or the first of a batch, as it is stored."""
+        messages = self._messages
+        if isinstance(messages, Record):
+            return messages
+        return Record(messages.records[0]) if isinstance(messages, Envelopes) else messages[0]._record
+
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self._messages, self.body, self.queue, self.attempt, self.resources)
+        messages = self._messages if isinstance(self._messages, Record) else self.messages
+        parts = (messages, self.body, self.queue, self.attempt, self.resources)
         # What copies it sets attributes from the second.
         return type(self), parts, (None, {"_items": self._items, "_last_error": self._last_error})
 
@@ -170,6 +192,7 @@ class HandlerSpec:
     batch_wait_s: float = 1.0
     middleware: list[Middleware] = field(default_factory=list)
     max_consumers: int = 100
+    max_coroutines: int = 1_000
     retry: RetryRules | None = None
     declared: int | None = None
     """The concurrency that the code asks for; `concurrency` is the one in force."""
@@ -189,7 +212,7 @@ class HandlerSpec:
         if is_async != (self.pool == "async"):
             kind = "a coroutine function" if is_async else "a plain function"
             raise ConfigError(f"handler {self.name} is {kind}: pool={self.pool!r} cannot run it")
-        self.concurrency = check_consumers(self.concurrency, self.max_consumers)
+        self.concurrency = check_consumers(self.concurrency, *self.limit)
         self.declared = self.concurrency if self.declared is None else self.declared
         self.attempts = check_whole(self.attempts, "attempts", 1)
         if self.retry is not None and self.attempts > 1:
@@ -218,6 +241,13 @@ class HandlerSpec:
         check_layers(layers, f"{self.name} of queue {self.queue!r}", self.pool == "async")
 
     @property
+    def limit(self) -> tuple[int, str]:
+        """Most workers in this process, and the setting that says so."""
+        if self.pool == "async":
+            return self.max_coroutines, "consumer.max_coroutines"
+        return self.max_consumers, "consumer.max_consumers"
+
+    @property
     def name(self) -> str:
         return getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
 
@@ -232,13 +262,13 @@ class HandlerSpec:
         return module, name
 
 
-def check_consumers(count: int, limit: int) -> int:
-    """Returns the number of consumers, or raises ConfigError, ConsumerLimitError (over ``limit``)."""
+def check_consumers(count: int, limit: int, setting: str) -> int:
+    """Returns the number of consumers, or raises ConfigError, ConsumerLimitError (over the ``limit`` that the setting has)."""
     count = check_whole(count, "concurrency", -_MOST)
     if count < 0:
         raise ConfigError(f"concurrency = {count} is below 0 (0 = publish only)")
     if count > limit:
-        raise ConsumerLimitError(count, limit)
+        raise ConsumerLimitError(count, limit, setting)
     return count
 
 
@@ -247,7 +277,7 @@ def make_spec(
     queue: str,
     kind: Any,
     options: Mapping[str, Any],
-    max_consumers: int,
+    most: ConsumerSettings,
     file: Mapping[str, Any],
 ) -> HandlerSpec:
     """A handler's registration as it is written by a user.
@@ -257,7 +287,7 @@ def make_spec(
         queue: the name of the queue.
         kind: the type of its messages; None = any.
         options: of ``queue.handler``; None stands for one that was left out.
-        max_consumers: most workers.
+        most: says how many workers there may be.
         file: the parsed settings file, for the names of policies.
 
     Raises ConfigError for options that contradict each other or the handler, ConsumerLimitError.
@@ -279,6 +309,8 @@ def make_spec(
         options["retry"] = retry_rules(options["retry"], file)
     ignore = options.pop("ignore", ())
     ignore = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
-    spec = HandlerSpec(fn, queue, ignore=ignore, max_consumers=max_consumers, **options)
+    spec = HandlerSpec(
+        fn, queue, ignore=ignore, max_consumers=most.max_consumers, max_coroutines=most.max_coroutines, **options
+    )
     check_expected(fn, f"handler of queue {queue!r}", kind, spec.batch_size is not None, Context)
     return spec

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ignis.config import ConsumerSettings
 from ignis.consumer.handler import Middleware, make_spec
 from ignis.consumer.handler_form import check_handler, check_kind
 from ignis.consumer.middleware import check_layers, is_coroutine_function
@@ -23,7 +24,7 @@ class HandlerTemplate:
         handler_type: also takes queues whose stored handler type is this; empty = the function's name.
         type: of the messages, see ``app.queue``.
         options: see ``queue.handler``; without ``concurrency`` the stored one counts.
-        max_consumers: most workers of a queue.
+        most: says how many workers of a queue there may be.
         file: the parsed settings file.
 
     Raises ConfigError, ConsumerLimitError: here, and not by the first queue that is found.
@@ -37,11 +38,12 @@ class HandlerTemplate:
         handler_type: str,
         type: Any,
         options: Mapping[str, Any],
-        max_consumers: int,
+        most: ConsumerSettings,
         file: Mapping[str, Any],
     ) -> None:
         check_handler(fn, f"handler of queues {pattern!r}")
-        self.pool = make_spec(fn, pattern or "*", type, options, max_consumers, file).pool
+        spec = make_spec(fn, pattern or "*", type, options, most, file)
+        self.pool = spec.pool
         self.fn = fn
         self.pattern = pattern
         self.handler_type = handler_type or getattr(fn, "__qualname__", "")
@@ -49,7 +51,7 @@ class HandlerTemplate:
         self.declares = "concurrency" in options
         """Whether the code asks for a number of workers; else what is stored stays."""
         self._options = options
-        self._max_consumers = max_consumers
+        self._limit, _ = spec.limit
 
     def check_middleware(self, layers: Sequence[Middleware]) -> None:
         """Raises ConfigError where the handler would not run within these layers, or takes other messages and there are none."""
@@ -70,5 +72,5 @@ class HandlerTemplate:
         """The handler's options for a stored queue; None stands for one of which only the name is known."""
         options = dict(self._options)
         if not self.declares and record is not None:
-            options["concurrency"] = min(record.concurrency, self._max_consumers)
+            options["concurrency"] = min(record.concurrency, self._limit)
         return options

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ignis.consumer.attempts import OpenBatch, Opened, follow, follows_at_once
-from ignis.consumer.call_clock import CallClock, OverrunError, within
+from ignis.consumer.call_clock import BLOCKED_S, CallClock, OverrunError, Overruns, stepped, within
 from ignis.consumer.forked import end_child, ending_children
 from ignis.consumer.handler import Context, HandlerSpec
 from ignis.consumer.handler_form import takes_context
@@ -50,7 +50,17 @@ from ignis.message import (
     tried,
 )
 from ignis.native import Record
-from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.native.handling import (
+    ANSWERED,
+    AWAITED,
+    DATED,
+    FORKED,
+    UNREADABLE,
+    Progress,
+    handle_coroutines,
+    handle_records,
+    open_bodies,
+)
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.retries import ANY_HANDLER, Backoff, RetryLater
@@ -82,6 +92,7 @@ class Runner:
         self._log = spec.log
         self._wall = wall
         self._decode = codec.decode_checked
+        self._decode_quickly = None if codec.takes_any else codec.decode
         self._resources = resources
         self._queue = spec.queue
         self._attempts = spec.attempts
@@ -100,7 +111,17 @@ class Runner:
             decode = None if codec.takes_any else codec.decode_checked
             kind = Context if self._takes_context else None
             self.direct = functools.partial(handle_records, spec.fn, decode, kind, spec.queue, resources)
-        self._blocked = [0.0]
+        self.whole = bool(spec.middleware) or spec.attempts > 1
+        """Whether `begin` calls `run_async` and tells of outcomes: middleware or attempts stand round the handler."""
+        self.begin: Callable[[Sequence[bytes], int, int, Progress, float, Histogram, Any], tuple[int, int, Any, float]]
+        """`handle_coroutines` for this handler; see `judge_begun` and `go_on`."""
+        if self.whole:
+            self.begin = functools.partial(handle_coroutines, self.run_async, False, None, spec.queue, resources)
+        else:
+            decode = None if codec.takes_any else codec.decode_checked
+            kind = Context if self._takes_context else None
+            self.begin = functools.partial(handle_coroutines, spec.fn, decode, kind, spec.queue, resources)
+        self._overruns = None if spec.timeout_s is None or spec.pool != "async" else Overruns(spec.timeout_s)
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
 
@@ -196,8 +217,10 @@ class Runner:
         earlier: Sequence[Failed] = ()
         call = 1
         while True:
-            answer, outcome = await self._await(context, clock, record, call, 1)
+            answer, outcome = await self._await(context, clock, call, 1)
             if outcome is None:
+                if answer is None or answer is True:
+                    return None
                 outcome = self._answered(answer, record, call)
             if not isinstance(outcome, Failure):
                 return outcome
@@ -207,22 +230,74 @@ class Runner:
             call += 1
             follow(context, outcome.error)
 
-    def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
-        """Several records through a batch handler; one outcome each, in order. A further attempt gets what failed."""
+    def judge_begun(self, what: int, data: bytes, value: Any) -> Outcome:
+        """The outcome of a record for which `begin` came back with what a call `ANSWERED`, `RAISED`, or `FORKED`."""
+        if what == FORKED:
+            end_child(self._queue, value)
+        if what != ANSWERED:
+            return self._ended_by(value, lambda: Record(data), 1, 1)
+        if self.whole:
+            return cast(Outcome, value)
+        return self._answered(value, Record(data), 1)
+
+    async def go_on(self, what: int, data: bytes, value: Any, began_s: float) -> Outcome:
+        """The outcome of a record for which `begin` came back without one: its call is `SUSPENDED` or `AWAITED`, or has not been
+        made. ``began_s``: when it began, by `time.monotonic`."""
+        if what in (UNREADABLE, DATED):
+            return await self.run_async(data)
+        if self.whole:
+            coroutine, context, waits_for = value
+            return cast(Outcome, await stepped(coroutine, context, None, waits_for))
+        forks = FORKS[0]
+        clock = None if self._overruns is None else self._overruns.clock(time.monotonic() - began_s)
+        try:
+            if what == AWAITED:
+                answer, context = value
+                if not is_awaitable(answer):
+                    return self._answered(answer, Record(data), 1)
+                steps = stepped(_awaiting(answer), context, clock)
+            else:
+                coroutine, context, waits_for = value
+                if clock is not None:
+                    clock.note_step(clock.began_s)
+                steps = stepped(coroutine, context, clock, waits_for)
+            answer = await (steps if clock is None else within(steps, clock, self._overruns, self._queue))
+        except OverrunError:
+            return self._overrun(Record(data), 1)
+        except BaseException as exc:
+            if FORKS[0] != forks:
+                end_child(self._queue, exc)
+            return self._ended_by(exc, lambda: Record(data), 1, 1)
+        if FORKS[0] != forks:
+            end_child(self._queue, None)
+        return None if answer is None or answer is True else self._answered(answer, Record(data), 1)
+
+    def note_blocked(self, took_s: float) -> None:
+        """Calls that never waited have kept the event loop for so long."""
+        if took_s >= BLOCKED_S and self._overruns is not None and not self.whole:
+            self._overruns.note_blocked(took_s)
+
+    def run_batch(self, records: Sequence[bytes]) -> list[Outcome] | None:
+        """Several records through a batch handler; one outcome each, in order, or None: all are done. A further attempt gets what
+        failed."""
         batch = self._open_batch(records)
         call = 1
-        while todo := batch.todo:
+        while batch.count:
             context = batch.context(self._queue, self._resources, call)
             try:
-                answers = self._batch_answered(self._call(context), todo, call)
+                answer = self._call(context)
+                if batch.all_done(answer):
+                    return None
+                answers = self._batch_answered(answer, batch.todo, call)
             except BaseException as exc:
+                todo = batch.todo
                 outcome: Outcome = DROPPED if self._drops(exc) else self._raised(exc, todo[0].record, call, len(todo))
                 answers = [outcome] * len(todo)
             batch.close(answers, call)
             call += 1
         return batch.outcomes
 
-    async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
+    async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome] | None:
         """`run_batch` for coroutine handlers."""
         clock = self._clock()
         began_s = 0.0 if clock is None else clock.now_s()
@@ -230,11 +305,15 @@ class Runner:
         if clock is not None:
             clock.note_step(began_s)
         call = 1
-        while todo := batch.todo:
+        while count := batch.count:
             context = batch.context(self._queue, self._resources, call)
-            answer, outcome = await self._await(context, clock, todo[0].record, call, len(todo))
-            answers = self._batch_answered(answer, todo, call) if outcome is None else [outcome] * len(todo)
-            batch.close(answers, call)
+            answer, outcome = await self._await(context, clock, call, count)
+            if outcome is not None:
+                batch.close([outcome] * count, call)
+            elif batch.all_done(answer):
+                return None
+            else:
+                batch.close(self._batch_answered(answer, batch.todo, call), call)
             call += 1
         return batch.outcomes
 
@@ -294,12 +373,11 @@ class Runner:
             return None
         return Failure(REASON_EXPIRED, f"its deadline had passed by {late_s:.3f} s when its turn came")
 
-    def _clock(self) -> CallClock | None:
-        timeout_s = self._spec.timeout_s
-        return None if timeout_s is None else CallClock(self._blocked, timeout_s)
+    def _clock(self, ago_s: float = 0.0) -> CallClock | None:
+        return None if self._overruns is None else self._overruns.clock(ago_s)
 
     async def _await(
-        self, context: Context, clock: CallClock | None, record: Record, call: int, count: int
+        self, context: Context, clock: CallClock | None, call: int, count: int
     ) -> tuple[Any, Failure | Dropped | None]:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
@@ -310,24 +388,36 @@ class Runner:
                 if clock is not None:
                     clock.note_step(began_s)
             if is_awaitable(answer):  # a middleware may answer by itself
-                answer = await within(answer, clock, self._queue)
+                if clock is not None:
+                    answer = stepped(answer.__await__(), None, clock)
+                answer = await within(answer, clock, self._overruns, self._queue)
             return answer, None
         except OverrunError:
-            failure = overrun_failure(cast(float, self._spec.timeout_s))
-            self._log.failed(failure.reason, failure.error, _which(record, count))
-            return None, failure
+            return None, self._overrun(context._first_record(), count)
         except BaseException as exc:
-            if self._drops(exc):
-                return None, DROPPED
-            if isinstance(exc, asyncio.CancelledError):
-                if self.cancelling:
-                    raise
-                if is_asked(self._queue, record.id):
-                    return None, Failure(REASON_CANCELLED, "its coroutine was cancelled")
-            return None, self._raised(exc, record, call, count)
+            return None, self._ended_by(exc, context._first_record, call, count)
+
+    def _overrun(self, record: Record, count: int) -> Failure:
+        failure = overrun_failure(cast(float, self._spec.timeout_s))
+        self._log.failed(failure.reason, failure.error, _which(record, count))
+        return failure
+
+    def _ended_by(self, exc: BaseException, record: Callable[[], Record], call: int, count: int) -> Failure | Dropped:
+        """What became of a coroutine's call that raised. Raises the exception itself where the worker cancels what runs."""
+        if self._drops(exc):
+            return DROPPED
+        if isinstance(exc, asyncio.CancelledError):
+            if self.cancelling:
+                raise exc
+            if is_asked(self._queue, record().id):
+                return Failure(REASON_CANCELLED, "its coroutine was cancelled")
+        return self._raised(exc, record(), call, count)
 
     def _open_batch(self, records: Sequence[bytes]) -> OpenBatch:
-        batch = OpenBatch(len(records), self._attempts)
+        bodies = open_bodies(self._decode_quickly, records)
+        batch = OpenBatch(records, self._attempts, bodies)
+        if bodies is not None:
+            return batch
         for index, data in enumerate(records):
             try:
                 record = Record(data)
@@ -338,6 +428,10 @@ class Runner:
             except UnreadableMessageError as exc:
                 batch.outcomes[index] = self._unreadable(data, exc)
         return batch
+
+
+async def _awaiting(answer: Any) -> Any:
+    return await answer
 
 
 def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:

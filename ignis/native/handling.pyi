@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 from typing_extensions import disjoint_base
 
@@ -11,6 +11,8 @@ RAISED: int
 UNREADABLE: int
 FORKED: int
 DATED: int
+SUSPENDED: int
+AWAITED: int
 
 @final
 class Progress:
@@ -38,6 +40,8 @@ class Delivery:
         self, messages: Any, body: Any, queue: str, attempt: int | None, resources: Mapping[str, Any]
     ) -> None: ...
 
+def open_bodies(decode: Callable[[bytes], Any] | None, records: Sequence[bytes]) -> list[Any] | None: ...
+def all_done(answer: object, count: int) -> bool: ...
 def handle_records(
     fn: Callable[..., Any],
     decode: Callable[[bytes], Any] | None,
@@ -50,4 +54,18 @@ def handle_records(
     progress: Progress,
     until_s: float,
     durations: Histogram,
+) -> tuple[int, int, Any, float]: ...
+def handle_coroutines(
+    fn: Callable[..., Any],
+    decode: Callable[[bytes], Any] | Literal[False] | None,
+    kind: type[Delivery] | None,
+    queue: str,
+    resources: Mapping[str, Any],
+    records: Sequence[bytes],
+    at: int,
+    first_id: int,
+    progress: Progress,
+    until_s: float,
+    durations: Histogram,
+    task: Any,
 ) -> tuple[int, int, Any, float]: ...

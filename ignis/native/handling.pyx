@@ -44,6 +44,15 @@ cdef extern from *:
     object ignis_new(object type, object nothing)
 
 cdef extern from "Python.h":
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    PySendResult PyIter_Send(PyObject *iterator, PyObject *sent, PyObject **result)
+    bint PyCoro_CheckExact(PyObject *one)
+    object PyContext_CopyCurrent()
+    int PyContext_Enter(object context) except -1
+    int PyContext_Exit(object context) except -1
     const size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *Py_None
     PyObject *Py_True
@@ -55,6 +64,8 @@ RAISED = 2
 UNREADABLE = 3
 FORKED = 4
 DATED = 5
+SUSPENDED = 6
+AWAITED = 7
 
 cdef long long _MOST = <long long>1 << 62
 cdef tuple _NOTHING = ()
@@ -121,6 +132,53 @@ cdef inline Delivery delivery_of(type kind, bytes data, object body, object queu
     made.resources = resources
     made._items = None
     return made
+
+
+def open_bodies(decode, records):
+    """The bodies of a batch of records; None where one needs a closer look: it cannot be read, or seems to have a deadline.
+
+    Args:
+        decode: from a body's bytes to the body; None = it is the bytes. What it raises counts as a body that cannot be read.
+        records: a list of bytes.
+    """
+    cdef list held = records if type(records) is list else list(records)
+    cdef list bodies = []
+    cdef ign_record record
+    cdef bytes data
+    cdef object body
+    for one in held:
+        data = one
+        if data is None:
+            raise TypeError("a record is bytes, not None")
+        if ign_record_decode(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), &record) != IGN_OK:
+            return None
+        if record.meta_len > _DEADLINE_BYTES and memcmp(record.meta + 1, _DEADLINE, _DEADLINE_BYTES) == 0:
+            return None
+        body = PyBytes_FromStringAndSize(<const char *>record.body, <Py_ssize_t>record.body_len)
+        if decode is not None:
+            try:
+                body = decode(body)
+            except Exception:
+                return None
+        bodies.append(body)
+    return bodies
+
+
+def all_done(answer, Py_ssize_t count):
+    """Whether the answer of a batch handler says plainly that each of its ``count`` messages is done: it is None, True, or a list of
+    that many of these."""
+    cdef list answers
+    if answer is None or answer is True:
+        return True
+    if type(answer) is not list:
+        return False
+    answers = <list>answer
+    if len(answers) != count:
+        return False
+    for one in answers:
+        if one is not None and one is not True:
+            return False
+    return True
 
 
 def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, long long first_id, Progress progress not None,
@@ -196,5 +254,93 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
         durations._put(<double>(ended - now) * 1e-9, 1)
         now = ended
         if now >= until:
+            break
+    return at, WENT_ON, None, now / 1e9
+
+
+def handle_coroutines(fn, decode, kind, queue, resources, records, Py_ssize_t at, long long first_id, Progress progress not None,
+                      double until_s, Histogram durations not None, task):
+    """`handle_records` for a coroutine function, within a task: each coroutine is run up to where it waits first, which most that are
+    quick never do. Each has a copy of the context of its own.
+
+    Args:
+        decode: as there; False = the function takes the record as it is.
+        task: the one that runs. It goes on to no other record once somebody wants to cancel it, or to be told of its end.
+
+    It tells two things more. `SUSPENDED`: the coroutine waits, and the value is (coroutine, its context, what it waits for).
+    `AWAITED`: the call gave something else, and the value is (that, its context).
+    """
+    ign_fork_watch()
+    cdef unsigned int forks = ign_fork_generation()
+    cdef list held = records if type(records) is list else list(records)
+    cdef uint64_t now = ign_now_ns(), ended, until = <uint64_t>(until_s * 1e9)
+    cdef PyObject *arguments[3]
+    cdef PyObject *made
+    cdef PyObject *result
+    cdef PySendResult sent
+    cdef bint whole = decode is False
+    cdef size_t given = (1 if kind is None else 2) | PY_VECTORCALL_ARGUMENTS_OFFSET
+    cdef ign_record record
+    cdef bytes data
+    cdef object body, delivery = None, context, coroutine, value
+    arguments[0] = NULL
+    if at < 0:
+        raise ValueError(f"there is no record {at}")
+    while at < len(held) and not progress.returning:
+        progress.at_id = first_id + at
+        data = held[at]
+        if data is None:
+            raise TypeError("a record is bytes, not None")
+        if whole:
+            body = data
+        else:
+            if ign_record_decode(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), &record) != IGN_OK:
+                return at, UNREADABLE, None, now / 1e9
+            if record.meta_len > _DEADLINE_BYTES and memcmp(record.meta + 1, _DEADLINE, _DEADLINE_BYTES) == 0:
+                return at, DATED, None, now / 1e9
+            body = PyBytes_FromStringAndSize(<const char *>record.body, <Py_ssize_t>record.body_len)
+            if decode is not None:
+                try:
+                    body = decode(body)
+                except _errors.UnreadableMessageError:
+                    return at, UNREADABLE, None, now / 1e9
+        arguments[1] = <PyObject *>body
+        if kind is not None:
+            delivery = delivery_of(kind, data, body, queue, resources, record.meta_len == 0)
+            arguments[2] = <PyObject *>delivery
+        context = PyContext_CopyCurrent()
+        PyContext_Enter(context)
+        made = PyObject_Vectorcall(<PyObject *>fn, &arguments[1], given, NULL)
+        body = delivery = coroutine = None
+        result = NULL
+        sent = PYGEN_ERROR
+        if made != NULL:
+            coroutine = <object>made
+            Py_DECREF(coroutine)
+            if not PyCoro_CheckExact(made):
+                PyContext_Exit(context)
+                if ign_fork_generation() != forks:
+                    return at, FORKED, None, now / 1e9
+                return at, AWAITED, (coroutine, context), now / 1e9
+            sent = PyIter_Send(made, Py_None, &result)
+        if sent == PYGEN_ERROR:
+            value = ignis_raised()
+            PyContext_Exit(context)
+            return at, FORKED if ign_fork_generation() != forks else RAISED, value, now / 1e9
+        value = <object>result
+        Py_DECREF(value)
+        PyContext_Exit(context)
+        if ign_fork_generation() != forks:
+            return at, FORKED, None, now / 1e9
+        if sent == PYGEN_NEXT:
+            return at, SUSPENDED, (coroutine, context, value), now / 1e9
+        coroutine = context = None  # they end with the call
+        if value is not None and value is not True:
+            return at, ANSWERED, value, now / 1e9
+        at += 1
+        ended = ign_now_ns()
+        durations._put(<double>(ended - now) * 1e-9, 1)
+        now = ended
+        if now >= until or task._must_cancel or task._callbacks:
             break
     return at, WENT_ON, None, now / 1e9

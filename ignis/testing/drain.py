@@ -307,9 +307,12 @@ class _QueueDrain:
         if self._needs_loop:
             if self._spec.batch_size is None:
                 return [(yield runner, runner.run_async(records[0]))]
-            outcomes: list[Any] = yield runner, runner.run_batch_async(records)
-            return outcomes
-        return [runner.run(records[0])] if self._spec.batch_size is None else list(runner.run_batch(records))
+            outcomes: list[Any] | None = yield runner, runner.run_batch_async(records)
+        elif self._spec.batch_size is None:
+            outcomes = [runner.run(records[0])]
+        else:
+            outcomes = runner.run_batch(records)
+        return [None] * len(records) if outcomes is None else outcomes
 
     def _error_of(self, failure: Failure) -> BaseException | None:
         if failure.reason == REASON_TIMEOUT:

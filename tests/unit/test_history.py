@@ -145,7 +145,7 @@ def test_a_retried_batch_keeps_the_calls_of_each_message() -> None:
         return next(answers)
 
     runner = Runner(HandlerSpec(handle, "jobs", attempts=3, batch_size=9), BodyCodec(dict), {})
-    outcomes = [timed(one, time.monotonic()) for one in runner.run_batch([record()] * 4)]
+    outcomes = [timed(one, time.monotonic()) for one in runner.run_batch([record()] * 4) or ()]
     assert (outcomes[0], outcomes[2], outcomes[3]) == (None, None, DROPPED)
     assert isinstance(outcomes[1], Failed)
     assert [one.reason for one in outcomes[1].attempts] == ["rejected"] * 3

@@ -165,6 +165,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.consumer.pools": (
         "base",
+        "gathered",
         "child_log coroutine leading loop",
         "child thread",
         "process_worker",

@@ -566,7 +566,7 @@ def test_a_coroutine_that_fails_outside_its_handler_is_a_failure(batch_size: int
     async def handle(message: Any) -> None:
         pass
 
-    spec, reports = HandlerSpec(handle, "jobs", batch_size=batch_size), Reports()
+    spec, reports = HandlerSpec(handle, "jobs", batch_size=batch_size, attempts=2), Reports()
     pool = CoroutinePool(spec, reports, lambda: BrokenRunner(spec, BodyCodec(None), {}), max_record_bytes=1 << 16)
     pool.resize(1)
     chunk = chunk_of(1, ["a", "b"])
@@ -729,3 +729,69 @@ def test_a_loop_hands_over_what_waits_for_its_coroutines(pool_of: MakePool) -> N
     eventually(lambda: reports.returned == ids(chunk)[1:])
     go_on.set()
     eventually(lambda: reports.done == ids(chunk)[:1])
+
+
+def test_a_loop_hands_over_what_waits_for_its_batches(pool_of: MakePool) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    async def handle(messages: list[str]) -> None:
+        entered.set()
+        while not go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.002)
+
+    pool, reports = pool_of(handle, pool="async", batch_size=2)
+    (worker,) = pool.workers
+    chunk = chunk_of(1, ["a", "b", "c", "d", "e"])
+    assert worker.submit(chunk, 0, 5)
+    assert entered.wait(WAIT_S)
+    worker.hand_over()
+    eventually(lambda: reports.returned == ids(chunk)[2:])
+    go_on.set()
+    eventually(lambda: reports.done == ids(chunk)[:2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout_s": WAIT_S}, {"attempts": 2}, {"batch_size": 7, "batch_wait_s": 1}])
+def test_what_a_loop_hands_over_is_accounted_for_once(pool_of: MakePool, settings: dict[str, Any]) -> None:
+    called: list[Any] = []
+
+    async def handle(given: Any) -> None:
+        called.extend([given] if isinstance(given, str) else given)
+        if random.random() < 0.2:
+            await asyncio.sleep(random.random() * 0.002)
+
+    pool, reports = pool_of(handle, pool="async", **settings)
+    (worker,) = pool.workers
+    given: list[int] = []
+    bodies: dict[int, Any] = {}
+    for number in range(1, 100):
+        chunk = chunk_of(number, [f"{number}.{n}" for n in range(50)])
+        bodies |= zip(ids(chunk), (f"{number}.{n}" for n in range(50)), strict=True)
+        given += ids(chunk)
+        assert worker.submit(chunk, 0, 20) and worker.submit(chunk, 20, 50)
+        time.sleep(random.random() * 0.005)
+        worker.hand_over()
+    eventually(lambda: not worker.outstanding)
+    assert reports.everything() == given
+    assert sorted(called) == sorted(bodies[one] for one in reports.done)
+    assert reports.done and reports.returned
+
+
+def test_a_call_that_blocks_its_loop_and_has_ended_holds_up_nothing(pool_of: MakePool) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    async def handle(message: str) -> None:
+        if message == "stop":
+            entered.set()
+            assert go_on.wait(WAIT_S)
+
+    pool, reports = pool_of(handle, pool="async")
+    (worker,) = pool.workers
+    chunk = chunk_of(1, ["stop", "b", "c"])
+    assert worker.submit(chunk, 0, 3)
+    assert entered.wait(WAIT_S)
+    assert worker.look(10.0) is None
+    assert worker.look(12.0) == 2.0 and worker.held_up
+    worker.hand_over()  # which the loop sees to when it runs again
+    go_on.set()
+    eventually(lambda: reports.done == ids(chunk))
+    assert not reports.returned and not worker.held_up

@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ignis.consumer.handler import Failure
@@ -57,17 +57,6 @@ def frames_of(message: bytes) -> list[tuple[int, int, bytes]]:
     """(command, request id, payload) of each frame in a message of a worker's channel. The channel has limited the message
     already, and no frame in it is larger: a limit of its own would refuse what the consumer took."""
     return decode_frames(message, len(message))[0]
-
-
-def runs_of_ids(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, count) of each run of neighbours."""
-    runs: list[list[int]] = []
-    for one in ids:
-        if runs and runs[-1][0] + runs[-1][1] == one:
-            runs[-1][1] += 1
-        else:
-            runs.append([one, 1])
-    return [(first, count) for first, count in runs]
 
 
 class Chunk:

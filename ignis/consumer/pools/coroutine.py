@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import timed
-from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part, runs_of_ids
+from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
+from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.log_format import event_text
+from ignis.native.handling import ANSWERED, FORKED, RAISED, WENT_ON, Progress
 from ignis.process_hooks import on_fork
 from ignis.stacks import start_thread
 
@@ -27,6 +30,12 @@ log = logging.getLogger("ignis.workers")
 
 _CANCEL_S = 1.0
 """How long cancelled coroutines have to clean up after themselves."""
+
+_SLICE_S = 0.001
+"""So long coroutines that do not wait run one after the other before the loop has its turn."""
+
+_QUICK = 8
+"""So many in a row that did not wait, and the next are expected not to."""
 
 
 _running: dict[int, _LoopWorker] = {}
@@ -48,14 +57,14 @@ class LoopFeeder(Protocol):
 
 
 class _Call:
-    """One call of the handler, and its messages until they are accounted for."""
+    """One call of the handler that has begun, and its messages."""
 
-    __slots__ = ("began_s", "begun", "cancelled", "ids")
+    __slots__ = ("began_s", "cancelled", "count", "first_id")
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids: Sequence[int] = ids
-        self.begun = False
-        self.began_s = 0.0
+    def __init__(self, first_id: int, count: int, began_s: float) -> None:
+        self.first_id = first_id
+        self.count = count
+        self.began_s = began_s
         self.cancelled = False
 
 
@@ -73,17 +82,24 @@ class _LoopWorker(Worker):
         self._pool = pool
         self._runner = pool.make_runner()
         self.concurrency = 0
-        self.returning = False
+        self.progress = Progress()
         self.stopping = False
         self.ended = False
         self._largest = largest_part(pool.max_record_bytes)
         self._given: deque[Part] = deque()
         self._calls_ended = 0
         self._pumping = False  # a look at what was given is on its way
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._ended_calls: list[tuple[int, Outcome]] = []
+        self._waiting = Gathered()
+        self._ended_runs: list[tuple[int, int, Outcome]] = []  # first request id, messages, what became of each
+        self._timed = 0  # messages since the last report, and what they took of the worker
+        self._timed_s = 0.0
         self._report_due = False
-        self._tasks: dict[asyncio.Task[None], _Call] = {}  # the event loop itself holds only weak references to them
+        # The event loop itself holds only weak references to them. None = it is at no message that waits for anything.
+        self._tasks: dict[asyncio.Task[None], _Call | None] = {}
+        self._free_tasks = 0  # of `_tasks`: those that are at no message that waits
+        self._quick = True  # coroutines do not wait for anything, as far as has been seen
+        self._quick_in_a_row = 0
+        self._running_quickly = False
         self._batch_timer: asyncio.TimerHandle | None = None
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, name=f"ignis-{pool.spec.queue}-loop", daemon=True)
@@ -136,6 +152,15 @@ class _LoopWorker(Worker):
             handle.cancel()
         self.loop.call_soon(end_child, self._spec.queue, None)
 
+    @property
+    def returning(self) -> bool:
+        """What has not begun is to be given back."""
+        return self.progress.returning
+
+    @returning.setter
+    def returning(self, returning: bool) -> None:
+        self.progress.returning = returning
+
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
         if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
@@ -176,8 +201,13 @@ class _LoopWorker(Worker):
 
     def calls(self) -> list[tuple[int, int, float | None]]:
         now_s = time.monotonic()
-        calls = [(call.ids, call.began_s) for call in list(self._tasks.values()) if call.begun]
-        return [(ids[0], len(ids), now_s - began_s) for ids, began_s in calls if ids]
+        begun = [call for call in list(self._tasks.values()) if call is not None]
+        calls: list[tuple[int, int, float | None]] = [
+            (call.first_id, call.count, now_s - call.began_s) for call in begun
+        ]
+        if self._running_quickly:
+            calls.append((self.progress.at_id, 1, None))
+        return calls
 
     def cancel(self, request_id: int) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -188,44 +218,147 @@ class _LoopWorker(Worker):
     def _cancel_call(self, request_id: int) -> None:
         """Cancels the task, once: what it does to clean up after itself is not disturbed."""
         for task, call in self._tasks.items():
-            if call.begun and not call.cancelled and request_id in call.ids:
+            if call is not None and not call.cancelled and call.first_id <= request_id < call.first_id + call.count:
                 call.cancelled = True
                 task.cancel()
 
     def _pump(self) -> None:
         self._pumping = False
         while self._given:
-            first, records = self._given.popleft()
-            self._waiting.extend(enumerate(records, first))
+            self._waiting.add(self._given.popleft())
         if self.returning:
             self._return_waiting()
         elif self._spec.batch_size is None:
-            while self._waiting and len(self._tasks) < self.concurrency:
-                request_id, record = self._waiting.popleft()
-                call = _Call((request_id,))
-                self._start(call, self._one(call, record))
+            self._begin_tasks()
         else:
             self._pump_batches(self._spec.batch_size)
-        if self.stopping and not self._tasks and not self._waiting:
+        if self.stopping and not self._runner.cancelling and not self._tasks and not self._waiting:
             self.loop.stop()
 
     def _give_back_waiting(self) -> None:
         """They are behind calls that take long, unless one has ended meanwhile."""
         if self._given:
             self._pump()
-        if len(self._tasks) >= self.concurrency:
+        if len(self._tasks) - self._free_tasks >= self.concurrency:
             self._return_waiting()
 
     def _return_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for first_id, count in runs_of_ids(request_id for request_id, _ in waiting):
-            self.on_returned(first_id, count)
+        for first, count in self._waiting.runs():
+            self.on_returned(first, count)
+
+    # -- one message at a time
+
+    def _begin_tasks(self) -> None:
+        """As many as there are messages for. One task runs all coroutines that do not wait for anything."""
+        room = min(self.concurrency - len(self._tasks), self._waiting.count - self._free_tasks)
+        if self._quick:
+            room = min(room, 1 - self._free_tasks)
+        for _ in range(room):
+            self._free_tasks += 1
+            # Not by the loop's factory, which is a handler's to set: a task must begin in a turn of its own.
+            task = asyncio.Task(self._run_task(alone=self._quick), loop=self.loop)
+            task.add_done_callback(self._not_begun)
+            self._tasks[task] = None
+
+    def _not_begun(self, task: asyncio.Task[None]) -> None:
+        """Somebody has cancelled it before it was at any message."""
+        self._leave(task)
+
+    async def _run_task(self, *, alone: bool) -> None:
+        """Runs coroutines that do not wait: one, or where it is ``alone`` for `_SLICE_S`. One that waits it runs to its end, and
+        ends with it: what waits has a task of its own."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.remove_done_callback(self._not_begun)
+        try:
+            waiting = self._run_quick(task, _SLICE_S if alone else 0.0)
+            if waiting is not None:
+                await self._await(task, *waiting)
+        finally:
+            self._leave(task)
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """The task is at its end."""
+        self._calls_ended += 1
+        if self._tasks.pop(task) is None:
+            self._free_tasks -= 1
+        self._report_soon()
+
+    def _run_quick(self, task: asyncio.Task[None], for_s: float) -> tuple[int, int, bytes, Any, float] | None:
+        """Runs coroutines for so long, at least one; stops at one that waits: (its request id, and what `Runner.go_on` takes)."""
+        runner, waiting, progress, durations = self._runner, self._waiting, self.progress, self.durations
+        clock = time.monotonic
+        began = now = clock()
+        until, handled = began + for_s, 0
+        self._running_quickly = True
+        try:
+            while waiting and not progress.returning:
+                first, records, start = waiting.head()
+                stepped_s = call_began = now
+                progress.at_id = first + start
+                try:
+                    at, what, value, call_began = runner.begin(records, start, first, progress, until, durations, task)
+                except BaseException as exc:  # a body's own code may raise anything; the message is accounted for
+                    at, what, value = progress.at_id - first, RAISED, exc
+                now = clock()
+                handled += at - start
+                if at > start:
+                    self._ended_runs.append((first + start, at - start, None))
+                    waiting.skip(at - start)
+                if what != WENT_ON:
+                    waiting.skip(1)
+                    if what not in (ANSWERED, RAISED, FORKED):
+                        return first + at, what, records[at], value, call_began
+                    outcome = runner.judge_begun(what, records[at], value)
+                    value = None
+                    self._note_ended(first + at, outcome, call_began, now)
+                    handled += 1
+                runner.note_blocked(now - max(stepped_s, call_began if what != WENT_ON else 0.0))
+                if now >= until or task._must_cancel or task._callbacks:  # type: ignore[attr-defined]
+                    break
+            self._quick_in_a_row += handled
+            if not self._quick and self._quick_in_a_row >= _QUICK:
+                self._quick = True
+        finally:
+            self._running_quickly = False
+            self._calls_ended += handled
+            self._timed += handled
+            self._timed_s += clock() - began
+        return None
+
+    def _note_ended(self, request_id: int, outcome: Outcome, began_s: float, now_s: float) -> None:
+        if outcome is None or outcome.reason not in NOT_CALLED:
+            self.durations.add(now_s - began_s)
+        self._ended_runs.append((request_id, 1, timed(outcome, began_s)))
+
+    async def _await(
+        self, task: asyncio.Task[None], request_id: int, what: int, record: bytes, value: Any, began_s: float
+    ) -> None:
+        self._tasks[task] = _Call(request_id, 1, began_s)
+        self._free_tasks -= 1
+        self._quick, self._quick_in_a_row = False, 0
+        if self._waiting.count > self._free_tasks:
+            self._begin_tasks()
+        outcome: Outcome
+        try:
+            outcome = await self._runner.go_on(what, record, value, began_s)
+        except BaseException as exc:  # whatever it was, the message is accounted for
+            if isinstance(exc, GeneratorExit) or self._runner.cancelling:
+                raise
+            outcome = failure_of(exc)
+        now_s = time.monotonic()
+        self._note_ended(request_id, outcome, began_s, now_s)
+        self._timed += 1
+        self._timed_s += (now_s - began_s) / len(self._tasks)
+
+    # -- batches
 
     def _pump_batches(self, size: int, due: bool = False) -> None:
-        while self._waiting and len(self._tasks) < self.concurrency and (len(self._waiting) >= size or due):
-            batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
-            call = _Call([request_id for request_id, _ in batch])
-            self._start(call, self._batch(call, [record for _, record in batch]))
+        while self._waiting and len(self._tasks) < self.concurrency and (self._waiting.count >= size or due):
+            batch = self._waiting.take(size)
+            task = self.loop.create_task(self._run_batch(batch))
+            self._tasks[task] = None
+            task.add_done_callback(functools.partial(self._batch_ended, batch))
             due = False
         if self._waiting and self._batch_timer is None:
             self._batch_timer = self.loop.call_later(self._spec.batch_wait_s, self._batch_due)
@@ -235,87 +368,83 @@ class _LoopWorker(Worker):
         if self._spec.batch_size is not None and not self.returning:
             self._pump_batches(self._spec.batch_size, due=True)
 
-    def _start(self, call: _Call, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        self._tasks[task] = call
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _batch_ended(self, batch: list[Part], task: asyncio.Task[None]) -> None:
         call = self._tasks.pop(task)
         self._calls_ended += 1
-        exc = None if task.cancelled() else task.exception()
-        if exc is not None:
-            log.error(event_text("worker_broken", "worker coroutine failed"), exc_info=exc)
-        if call.ids and not self._runner.cancelling:
+        if batch and not self._runner.cancelling:
             # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
+            exc = None if task.cancelled() else task.exception()
+            if exc is not None:
+                log.error(event_text("worker_broken", "worker coroutine failed"), exc_info=exc)
             failure = failure_of(asyncio.CancelledError() if exc is None else exc)
-            if call.begun:
-                self.durations.add(time.monotonic() - call.began_s, len(call.ids))
-            for request_id in call.ids:
-                if call.begun:
-                    self._ended_calls.append((request_id, failure))
+            if call is not None:
+                self.durations.add(time.monotonic() - call.began_s, call.count)
+            for first, records in batch:
+                if call is None:
+                    self.on_returned(first, len(records))
                 else:
-                    self.on_returned(request_id, 1)
-        if not self._report_due:
-            self._report_due = True
-            self.loop.call_soon(self._report)
+                    self._ended_runs += [(one, 1, failure) for one in range(first, first + len(records))]
+        self._report_soon()
 
-    async def _one(self, call: _Call, record: bytes) -> None:
-        call.begun = True
-        call.began_s = began = time.monotonic()
-        # Awaited first: `_report` puts a new list in place meanwhile; an append bound before would go to the old one.
-        try:
-            outcome = await self._runner.run_async(record)
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as exc:  # whatever it was, the message is accounted for
-            outcome = failure_of(exc)
-        self._ended_calls.append((call.ids[0], timed(outcome, began)))
-        call.ids = ()
-        self._time([outcome], began)
-
-    async def _batch(self, call: _Call, records: list[bytes]) -> None:
-        call.begun = True
-        call.began_s = began = time.monotonic()
+    async def _run_batch(self, batch: list[Part]) -> None:
+        """Leaves nothing of the list once its messages are accounted for."""
+        task = asyncio.current_task()
+        assert task is not None
+        records = records_of(batch)
+        began = time.monotonic()
+        self._tasks[task] = _Call(batch[0][0], len(records), began)
+        outcomes: Sequence[Outcome] | None
         try:
             outcomes = await self._runner.run_batch_async(records)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as exc:
             outcomes = [failure_of(exc)] * len(records)
-        self._ended_calls += [
-            (request_id, timed(outcome, began)) for request_id, outcome in zip(call.ids, outcomes, strict=True)
-        ]
-        call.ids = ()
-        self._time(outcomes, began)
-
-    def _time(self, outcomes: Sequence[Outcome], began: float) -> None:
         took_s = time.monotonic() - began
-        self.durations.add(took_s, sum(one is None or one.reason not in NOT_CALLED for one in outcomes))
-        self.on_timing(len(outcomes), took_s / max(1, len(self._tasks)))
+        if outcomes is None:
+            self.durations.add(took_s, len(records))
+            self._ended_runs += [(first, len(some), None) for first, some in batch]
+        else:
+            self.durations.add(took_s, sum(one is None or one.reason not in NOT_CALLED for one in outcomes))
+            ids = [one for first, some in batch for one in range(first, first + len(some))]
+            self._ended_runs += [(one, 1, timed(outcome, began)) for one, outcome in zip(ids, outcomes, strict=True)]
+        batch.clear()
+        self._timed += len(records)
+        self._timed_s += took_s / max(1, len(self._tasks))
+
+    # -- reports
+
+    def _report_soon(self) -> None:
+        if not self._report_due and not self.loop.is_closed():
+            self._report_due = True
+            self.loop.call_soon(self._report)
 
     def _report(self) -> None:
         """Reports what has ended, runs of done messages in one call, and starts what waits."""
         self._report_due = False
-        ended, self._ended_calls = self._ended_calls, []
-        ended.sort(key=_request_id)
+        ended, self._ended_runs = self._ended_runs, []
+        ended.sort(key=_first_id)
         start = count = 0
-        for request_id, outcome in ended:
+        for first_id, some, outcome in ended:
             if isinstance(outcome, Failure):
-                self.on_failed(request_id, outcome)
+                self.on_failed(first_id, outcome)
                 continue
-            if count and request_id != start + count:
+            if count and first_id != start + count:
                 self.on_done(start, count)
                 count = 0
             if not count:
-                start = request_id
-            count += 1
+                start = first_id
+            count += some
         if count:
             self.on_done(start, count)
+        if self._timed:
+            timed_s, self._timed_s = self._timed_s, 0.0
+            timed_count, self._timed = self._timed, 0
+            self.on_timing(timed_count, timed_s)
         self._pump()
 
 
-def _request_id(ended: tuple[int, Outcome]) -> int:
+def _first_id(ended: tuple[int, int, Outcome]) -> int:
     return ended[0]
 
 

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
-from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of, runs_of_ids
+from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
+from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.native import Channel
@@ -120,8 +121,14 @@ class WorkLoop:
         """Where it is, and whether it is to give back: see `returning`."""
         self._at_batch: tuple[int, int] | None = None
         self._in_batch = False
-        self._held: list[tuple[int, bytes]] = []  # for the next batch
+        self._held = Gathered()  # for the next batch
         self._held_lock = threading.Lock()
+        self._done_run = (0, 0)  # of batches: first request id and end of what is done and not reported
+        self._batches_timed = (
+            0  # messages of batches since the last report, how long they took, and when the first began
+        )
+        self._batches_s = 0.0
+        self._batches_from = 0.0
         directly = on_start is None and runner.direct is not None
         self._run_chunk: Callable[[int, Sequence[bytes]], bool] = self._run_directly if directly else self._run_each
         self._batch_size = spec.batch_size
@@ -155,8 +162,7 @@ class WorkLoop:
             first, end = self.progress.cut()
             return [(first, end - first)] if first < end else []
         with self._held_lock:
-            held, self._held = self._held, []
-        return runs_of_ids(request_id for request_id, _ in held)
+            return self._held.runs()
 
     def run(self) -> None:
         """Returns when stopped, given up, or when the other side is gone."""
@@ -290,11 +296,11 @@ class WorkLoop:
             wait_s = poll_s if not self._held else min(poll_s, max(0.0, since + self._batch_wait_s - clock()))
             if self._should_stop() or (self._held and self.returning):
                 wait_s = 0
-            for first, records in self._inbox.take(_PARTS, wait_s):
+            for part in self._inbox.take(_PARTS, wait_s):
                 with self._held_lock:
                     if not self._held:
                         since = clock()
-                    self._held += enumerate(records, first)
+                    self._held.add(part)
             returning = self.returning or (self._should_return is not None and self._should_return())
             if returning or (self._should_stop() and not self._held):
                 for first_id, count in self.take_rest():
@@ -305,43 +311,74 @@ class WorkLoop:
                 since = clock()
                 if not self._run_batch(batch):
                     return
+                if clock() - self._batches_from > _REPORT_S:
+                    self._report_batches()
+                if self.returning:
+                    break
+            self._report_batches()
 
-    def _next_batch(self, size: int, *, due: bool) -> list[tuple[int, bytes]]:
+    def _next_batch(self, size: int, *, due: bool) -> list[Part]:
         """An empty one: there are not enough messages, and it is not due; or there is none."""
         with self._held_lock:
-            if len(self._held) < size and not due:
-                return []
-            batch, self._held = self._held[:size], self._held[size:]
-            return batch
+            return self._held.take(size) if due or self._held.count >= size else []
 
-    def _run_batch(self, batch: list[tuple[int, bytes]]) -> bool:
+    def _run_batch(self, batch: Sequence[Part]) -> bool:
         began = time.monotonic()
-        if self._on_start is not None and not self._on_start(batch[0][0], len(batch), None):
+        first = batch[0][0]
+        records = records_of(batch)
+        count = len(records)
+        if self._on_start is not None and not self._on_start(first, count, None):
             return False
-        self._at_batch = (batch[0][0], len(batch))
+        self._at_batch = (first, count)
         self._in_batch = True
         try:
-            outcomes = self._runner.run_batch([record for _, record in batch])
+            outcomes = self._runner.run_batch(records)
         finally:
             self._in_batch = False
-        took = time.monotonic() - began, sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
+        took_s = time.monotonic() - began
+        called = count if outcomes is None else sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
         if self._on_start is None:
-            self._durations.add(*took)
-        elif not self._on_start(0, 0, took):
+            self._durations.add(took_s, called)
+        elif not self._on_start(0, 0, (took_s, called)):
             return False
-        start = previous = -1
-        for (request_id, _), outcome in zip(batch, outcomes, strict=True):
-            if outcome is None and request_id == previous + 1 and start >= 0:
-                previous = request_id
-                continue
-            if start >= 0:
-                self._report(start, previous + 1)
-            if outcome is None:
-                start = previous = request_id
-            else:
-                start = -1
-                self._report_one(request_id, timed(outcome, began))
-        if start >= 0:
-            self._report(start, previous + 1)
-        self._sink.on_timing(len(batch), time.monotonic() - began)
+        if not self._batches_timed:
+            self._batches_from = began
+        if outcomes is None:
+            for start, some in batch:
+                self._note_done(start, len(some))
+        else:
+            self._report_batches()
+            self._report_batch(batch, outcomes, began)
+        self._batches_timed += count
+        self._batches_s += time.monotonic() - began
         return True
+
+    def _note_done(self, first: int, count: int) -> None:
+        """To be reported with the batch before, if that was of the same chunk."""
+        start, stop = self._done_run
+        if first != stop:
+            self._report(start, stop)
+            start = first
+        self._done_run = start, first + count
+
+    def _report_batches(self) -> None:
+        """Reports what is done, and how long it took."""
+        (start, stop), self._done_run = self._done_run, (0, 0)
+        self._report(start, stop)
+        if self._batches_timed:
+            count, self._batches_timed = self._batches_timed, 0
+            took_s, self._batches_s = self._batches_s, 0.0
+            self._sink.on_timing(count, took_s)
+
+    def _report_batch(self, batch: Sequence[Part], outcomes: Sequence[Outcome], began: float) -> None:
+        """Runs of what is done, and each of the others by itself."""
+        at = 0
+        for first, records in batch:
+            start = first
+            for request_id, outcome in enumerate(outcomes[at : at + len(records)], first):
+                if outcome is not None:
+                    self._report(start, request_id)
+                    self._report_one(request_id, timed(outcome, began))
+                    start = request_id + 1
+            self._report(start, first + len(records))
+            at += len(records)
