@@ -18,7 +18,7 @@ from ignis.config import check_name, check_timeout, shown
 from ignis.consumer import PROCESS
 from ignis.control.refresher import Refresher
 from ignis.control.sweeper import Sweeper
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
 from ignis.log_format import event_text
 from ignis.main_guard import check_start
 from ignis.queue_table import QueueTable
@@ -228,6 +228,10 @@ class AppRunning:
 
     def failed(self, exc: BaseException) -> None:
         """A consumer cannot go on."""
+        if isinstance(exc, MemoryError):
+            error = StoreUnreachableError("a consumer ended: no memory is left (ulimit -v)")
+            error.__cause__ = exc
+            exc = error
         self._failure = exc
         self.request_stop()
 

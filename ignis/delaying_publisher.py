@@ -237,16 +237,19 @@ class _TimedRing(Publisher[M]):
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
-        began_s = time.monotonic()
+        began_s = 0.0
         try:
+            began_s = time.monotonic()
             dues_ms = self._dues_ms
             if dues_ms is not None and (ahead_ms := self._ahead_ms()):
                 settled_ms = self._moved.settled_ms
                 dues_ms = [[max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in some] for some in dues_ms]
             batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(self._until))
         except BaseException as exc:
+            self._taken = 0
             self._refused(count, exc)
         else:
+            self._taken = 0
             self._settle(count, batches, firsts, began_s)
 
     def _deadline_of(self, until: int | None) -> Deadline | None:

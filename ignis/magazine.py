@@ -26,6 +26,7 @@ from ignis.errors import (
     PublishOnlyError,
     QueueMismatchError,
     QueueNotFoundError,
+    StoreUnreachableError,
     UnreadableMessageError,
 )
 from ignis.log_format import event_text
@@ -151,6 +152,11 @@ class Fired(Generic[M]):
         return f"<Fired shard={self.shard} pointer={self.pointer}>"
 
 
+def _unsure(name: str) -> StoreUnreachableError:
+    """The error of a load that had begun when there was no memory left."""
+    return StoreUnreachableError(f"{name}: no memory is left; whether the message is stored is not known")
+
+
 class Magazine(Generic[M]):
     """An append-only log of messages, without handlers. Queues are made of magazines.
 
@@ -243,8 +249,11 @@ class Magazine(Generic[M]):
             any_shard=next(self._next_shard) % shards,
             metas=[meta] if meta else None,
         )
-        placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
-        return _row(Published, (id_text(ids), placed[0][0] if pointer else -1, pointer))
+        try:
+            placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
+            return _row(Published, (id_text(ids), placed[0][0] if pointer else -1, pointer))
+        except MemoryError as exc:
+            raise _unsure(self.name) from exc
 
     def _load_body(self, body: bytes) -> tuple[str, int, int] | None:
         """`load` of a message that has a body alone, where the store takes it so; None when nothing was done."""
@@ -258,6 +267,8 @@ class Magazine(Generic[M]):
         except (ConfigError, QueueNotFoundError) as exc:
             self._look_again(exc, shards)
             return None
+        except MemoryError as exc:
+            raise _unsure(self.name) from exc
 
     def load_many(
         self,
@@ -328,7 +339,10 @@ class Magazine(Generic[M]):
                     max_body_bytes=self.max_message_bytes,
                 )
                 dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
-                self.load_batches(batches, shards, dues_ms, deadline)
+                try:
+                    self.load_batches(batches, shards, dues_ms, deadline)
+                except MemoryError as exc:
+                    raise _unsure(self.name) from exc
             except IgnisError as exc:
                 if start or len(part) > 1:
                     refused = isinstance(exc, (InvalidMessageError, MessageTooLargeError, ConfigError))
@@ -457,11 +471,17 @@ class Magazine(Generic[M]):
                 break
             # Nothing claimed, though there may be messages: many in a row had expired, or others were quicker.
             result = self._magazines.fire(self.name, limit, self._store.owner)
-        return [
-            Fired(claim.shard, pointer, record, self.codec)
-            for claim in result.claims
-            for pointer, record in zip(claim.pointers, claim.records, strict=True)
-        ]
+        try:
+            return [
+                Fired(claim.shard, pointer, record, self.codec)
+                for claim in result.claims
+                for pointer, record in zip(claim.pointers, claim.records, strict=True)
+            ]
+        except MemoryError as exc:
+            with contextlib.suppress(IgnisError, MemoryError):
+                for claim in result.claims:
+                    self._magazines.reload(self.name, {claim.shard: claim.pointers})
+            raise StoreUnreachableError(f"{self.name}: no memory is left; what was claimed is given back") from exc
 
     def reload(self, fired: Iterable[Fired[M]]) -> int:
         """Puts claimed messages back at their shards' tails. Returns how many were still there."""

@@ -8,6 +8,7 @@ that is far away a few transactions are on their way at a time, in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -28,6 +29,7 @@ from ignis.errors import (
     DelayNotSupportedError,
     ForkedHandleError,
     PublishError,
+    StoreUnreachableError,
     WaitTimeoutError,
 )
 from ignis.hooks import call_user_code, log_safely
@@ -47,6 +49,9 @@ __all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher"
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
+
+_NO_MEMORY_S = 0.1
+"""After so long the flusher goes on that ran out of memory."""
 
 _IDLE_S = 0.25
 """The flusher looks this often whether it should stop; a message wakes it at once."""
@@ -79,8 +84,9 @@ class Publisher(Generic[M]):
 
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
 
-    Neither a store's error nor what a callback raises ends the flusher. Should it end all the same, every receipt that is
-    pending fails, `send` raises ClosedError and `close` raises PublishError: nothing waits for a thread that is gone.
+    Neither a store's error, nor what a callback raises, nor a moment without memory ends the flusher. Should it end all the
+    same, every receipt that is pending fails, `send` raises ClosedError and `close` raises PublishError: nothing waits for a
+    thread that is gone.
     """
 
     tells_stored = True
@@ -115,6 +121,10 @@ class Publisher(Generic[M]):
         self._put = self._sender()
         self._turn = itertools.count()
         self._closing = False
+        self._doubtful = False
+        """Whether there was no memory in the last round of the flusher."""
+        self._taken = 0
+        """Messages that the flusher has taken out of the ring, and neither handed on nor accounted for."""
         self._ended: ClosedError | None = None  # why the flusher is gone before `close`
         self._hurry = threading.Event()
         self._awaited = 0  # the last message that somebody waits for: up to there no lingering
@@ -363,10 +373,42 @@ class Publisher(Generic[M]):
 
     def _flush_loop(self) -> None:
         under_way: deque[_Loading] = deque()
+        while True:
+            try:
+                self._flush_until_closed(under_way)
+                return
+            except MemoryError as exc:
+                self._out_of_memory(under_way, exc)
+            except BaseException as exc:
+                self._give_up(exc)
+                return
+
+    def _out_of_memory(self, under_way: deque[_Loading], exc: MemoryError) -> None:
+        """For a moment: what was taken out of the ring and not handed on is told so, and the flusher goes on."""
+        self._doubtful = True
+        count, self._taken = self._taken, 0
+        if count:
+            while under_way:
+                self._finish(under_way)
+            self._refused(count, exc)
+        time.sleep(_NO_MEMORY_S)
+
+    def _tell_lost(self, count: int, under_way: deque[_Loading]) -> None:
+        """Whether a drain that ran out of memory took messages and could not say which: they come before the ``count`` of this
+        one, and fail."""
+        self._taken = count
+        outbox, sent, depth = self._drained, -1, 0
         try:
-            self._flush_until_closed(under_way)
-        except BaseException as exc:
-            self._give_up(exc)
+            while sent != outbox.sent:  # others send meanwhile
+                sent, depth = outbox.sent, outbox.depth()
+        except ClosedError:
+            return  # all receipts have failed; the next drain ends the flusher
+        lost = sent - depth - outbox.settled - sum(loading[0] for loading in under_way) - count
+        if lost > 0:
+            while under_way:
+                self._finish(under_way)
+            self._refused(lost, MemoryError())
+        self._taken, self._doubtful = 0, False
 
     def _give_up(self, exc: BaseException) -> None:
         """The flusher ends before its time. Whoever waits for it, or comes later, hears so."""
@@ -398,7 +440,10 @@ class Publisher(Generic[M]):
                 while under_way:
                     self._finish(under_way)
                 return
+            if self._doubtful:
+                self._tell_lost(count, under_way)
             if count:
+                self._taken = count
                 if self._rerouting:
                     batches = self._routed(batches)
                 self._load(count, batches, shards, under_way)
@@ -430,11 +475,13 @@ class Publisher(Generic[M]):
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[_Loading]
     ) -> None:
         """Begins a load behind those that are under way; where that is not possible, after they are done."""
-        began_s = time.monotonic()
+        began_s = 0.0
         try:
+            began_s = time.monotonic()
             begun = self._magazine.begin_load(batches, shards, under_way[-1][2] if under_way else None)
             if begun is not None:
                 under_way.append((count, *begun, self._magazine.shards, began_s))
+                self._taken = 0
                 return
             while under_way:
                 self._finish(under_way)
@@ -442,8 +489,10 @@ class Publisher(Generic[M]):
         except BaseException as exc:
             while under_way:
                 self._finish(under_way)
+            self._taken = 0
             self._refused(count, exc)
         else:
+            self._taken = 0
             self._settle(count, batches, firsts, began_s)
 
     def _finish(self, under_way: deque[_Loading]) -> None:
@@ -462,38 +511,67 @@ class Publisher(Generic[M]):
             self._settle(count, batches, firsts, began_s)
 
     def _refused(self, count: int, exc: BaseException) -> None:
-        if self._magazine.registration is not None:
-            exc = self._magazine.registration.explain(exc)
         error = exc
-        if not isinstance(exc, Exception):
+        with contextlib.suppress(MemoryError):
+            error = self._error_of(count, exc)
+        self._account(count, error)
+        with contextlib.suppress(MemoryError):
+            log_safely(
+                log,
+                logging.ERROR,
+                event_text("publish_failed", "%d buffered message(s) for %s failed: %s"),
+                count,
+                self._magazine.name,
+                error,
+            )
+
+    def _error_of(self, count: int, exc: BaseException) -> BaseException:
+        """What the receipts raise."""
+        if isinstance(exc, MemoryError):
+            error: BaseException = StoreUnreachableError(
+                f"publisher of {self._magazine.name}: no memory is left; whether it is stored is not known"
+            )
+        elif isinstance(exc, Exception):
+            return exc if self._magazine.registration is None else self._magazine.registration.explain(exc)
+        else:
             # Raised by a receipt, it would end the program or cancel the task of whoever asks.
             error = PublishError(count, f"{type(exc).__name__}: {exc}")
-            error.__cause__ = exc
-        self._drained.fail(count, error)
-        log_safely(
-            log,
-            logging.ERROR,
-            event_text("publish_failed", "%d buffered message(s) for %s failed: %s"),
-            count,
-            self._magazine.name,
-            exc,
-        )
+        error.__cause__ = exc
+        return error
+
+    def _account(self, count: int, error: BaseException | None) -> None:
+        """The next ``count`` messages are durable, or failed. Once, however often there is no memory for it meanwhile: those that
+        come later would be taken for them."""
+        outbox, up_to = self._drained, 0
+        while True:
+            try:
+                up_to = up_to or outbox.settled + count
+                left = up_to - outbox.settled
+                if left and error is not None:
+                    outbox.fail(left, error)
+                else:
+                    outbox.settle(left)  # 0: only those who wait are called
+                return
+            except MemoryError:
+                time.sleep(_NO_MEMORY_S)
 
     def _settle(
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int], began_s: float
     ) -> None:
-        if self._times is not None:
-            self._times.add_since(began_s)
-        if self._on_placed is not None:
-            self._on_placed(batches, firsts)
-        self._drained.settle(count)
+        with contextlib.suppress(MemoryError):
+            if self._times is not None:
+                self._times.add_since(began_s)
+            if self._on_placed is not None:
+                self._on_placed(batches, firsts)
+        self._account(count, None)
         if self._on_stored is not None:
-            call_user_code(
-                log,
-                event_text("on_stored_failed", f"on_stored failed for {count} message(s) of {self._magazine.name}"),
-                self._on_stored,
-                count,
-            )
+            with contextlib.suppress(MemoryError):
+                call_user_code(
+                    log,
+                    event_text("on_stored_failed", f"on_stored failed for {count} message(s) of {self._magazine.name}"),
+                    self._on_stored,
+                    count,
+                )
 
     def __enter__(self) -> Publisher[M]:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
@@ -78,9 +79,12 @@ class PublishingQueue(QueueParts[M]):
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
-        self._times.publish.add_since(began_s, 1)
-        if self._app.hooks.after_publish:
-            self._app.hooks.published(self.name, 1)
+        try:
+            self._times.publish.add_since(began_s, 1)
+            if self._app.hooks.after_publish:
+                self._app.hooks.published(self.name, 1)
+        except MemoryError:  # it is stored
+            pass
         return published
 
     def publish_many(
@@ -133,8 +137,10 @@ class PublishingQueue(QueueParts[M]):
         parts: list[bytes] = []
         for ids in main.load_parts(messages, key=key, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline):
             parts.append(ids)
-            self._stored(len(ids) // ID_BYTES)
-        self._times.publish.add_since(began_s)
+            with contextlib.suppress(MemoryError):  # they are stored
+                self._stored(len(ids) // ID_BYTES)
+        with contextlib.suppress(MemoryError):
+            self._times.publish.add_since(began_s)
         return MessageIds(b"".join(parts))
 
     def _deadline(self, expires_in: Delay | None, expires_at: datetime | None) -> Deadline | None:

@@ -7,6 +7,7 @@ the deletes, which free room, go first, and the transfer is made in parts.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
@@ -20,6 +21,7 @@ from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
+from ignis.consumer.taking import add_one, put_back, taken_of, wait_for_memory
 from ignis.consumer.traced import FailureSpans
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
@@ -35,6 +37,9 @@ from ignis.upkeep import Timer, run_soon, timers_of
 __all__ = ["Acknowledger"]
 
 log = logging.getLogger("ignis.consumer")
+
+_NO_MEMORY_S = 0.1
+"""After so long it goes on that ran out of memory."""
 
 _FULL_ENOUGH = 64
 """Runs of outcomes that are worth a transaction without waiting for more."""
@@ -125,9 +130,16 @@ class Acknowledger:
         return bool(self._done or self._failures or self._corrupt)
 
     def add_done(self, chunk: Chunk, start: int, count: int) -> None:
-        with self._lock:
-            self.unacked += count
-        self._done.extend(chunk.places(start, start + count))
+        while True:
+            try:
+                places, unacked = chunk.places(start, start + count), 0
+                with self._lock:
+                    unacked = self.unacked + count
+                    self._done.extend(places)
+                    self.unacked = unacked
+                break
+            except MemoryError:
+                wait_for_memory()
         self._wake()
 
     def add_dropped(self, chunk: Chunk, index: int) -> None:
@@ -136,9 +148,9 @@ class Acknowledger:
         self.add_done(chunk, index, 1)
 
     def add_failed(self, chunk: Chunk, index: int, failure: Failure) -> None:
+        add_one(self._failures, (chunk, index, failure))
         with self._lock:
             self.unacked += 1
-        self._failures.append((chunk, index, failure))
         self._wake()
 
     def add_corrupt(self, shard: int, pointer: int) -> None:
@@ -173,7 +185,13 @@ class Acknowledger:
     def _wake(self) -> None:
         self._work.set()
         if not self._at_work and self._begun and self._take_turn():
-            run_soon(self._attend)
+            try:
+                run_soon(self._attend)
+            except (
+                RuntimeError,
+                MemoryError,
+            ):  # no thread, nor one of the timers: what comes next, or the renewal, tries again
+                self._at_work = False
 
     def _take_turn(self) -> bool:
         with self._turn:
@@ -183,11 +201,29 @@ class Acknowledger:
             return True
 
     def _attend(self) -> None:
-        try:
-            self._work_off()
-        except BaseException as exc:
-            self._end()
-            self._on_error(exc)
+        while True:
+            try:
+                self._work_off()
+                return
+            except MemoryError as exc:
+                self._without_memory(exc)
+            except BaseException as exc:
+                self._end()
+                self._on_error(exc)
+                return
+
+    def _without_memory(self, exc: MemoryError) -> None:
+        """For a moment. What could not be stored is queued again, and stays claimed."""
+        with contextlib.suppress(MemoryError):
+            self._counts.ack_errors += 1
+            self._failing = True
+            self._said.warning(
+                event_text("acknowledgement_failed", "acknowledgement on %s failed, trying again: %s"),
+                self._queue.name,
+                repr(exc),
+            )
+        self._work.set()
+        time.sleep(_NO_MEMORY_S)
 
     def _end(self) -> None:
         if self.renew_timer is not None:
@@ -239,8 +275,9 @@ class Acknowledger:
                 return
 
     def _plan_renewal(self, delay_s: float) -> None:
-        if self.renew_timer is not None:
-            self.renew_timer.cancel()
+        timer, self.renew_timer = self.renew_timer, None
+        if timer is not None:
+            timer.cancel()
         self.renew_timer = timers_of(None).after(delay_s, self._wake)
 
     def _renew(self) -> None:
@@ -289,7 +326,7 @@ class Acknowledger:
             self._settling = False
 
     def _settle_done(self) -> None:
-        taken = [self._done.popleft() for _ in range(len(self._done))]
+        taken = taken_of(self._done)
         at, size = 0, len(taken)
         try:
             while at < len(taken):
@@ -303,7 +340,7 @@ class Acknowledger:
                 else:
                     at += len(part)
         finally:
-            self._done.extendleft(reversed(taken[at:]))
+            put_back(self._done, taken, at)
 
     def _delete(self, taken: Sequence[tuple[int, Sequence[int]]]) -> None:
         pointers: dict[int, list[int]] = {}
@@ -329,8 +366,8 @@ class Acknowledger:
         return len(found)
 
     def _settle_failed(self) -> None:
-        failures = [self._failures.popleft() for _ in range(len(self._failures))]
-        corrupt = [self._corrupt.popleft() for _ in range(len(self._corrupt))]
+        failures = taken_of(self._failures)
+        corrupt = taken_of(self._corrupt)
         if not failures and not corrupt:
             return
         again: list[_Failed] = []
@@ -344,8 +381,8 @@ class Acknowledger:
         try:
             decisions = [self._retrying.decide(why, chunk.records[index], now) for chunk, index, why in failures]
         except BaseException:
-            self._failures.extendleft(reversed(failures))
-            self._corrupt.extendleft(reversed(corrupt))
+            put_back(self._failures, failures)
+            put_back(self._corrupt, corrupt)
             raise
         for failed, decision in zip(failures, decisions, strict=True):
             chunk, index, failure = failed

@@ -32,6 +32,7 @@ __all__ = ["Claims", "ThreadClaims"]
 
 log = logging.getLogger("ignis.consumer")
 
+_NO_MEMORY_S = 0.1
 PASS_S = 0.5
 _SLEEP_S = 60.0
 RELOOK_S = 1.0
@@ -139,6 +140,12 @@ class Claims:
         with self._lock:
             self._parked = True
 
+    def _after_trouble(self) -> None:
+        """What there were no means for is done now: claims that could not be handed out, upkeep that could not be begun."""
+        self._dispatcher.give_back_undelivered(lambda pointers: self._magazines.reload(self._name, pointers))
+        if self._in_hand.unwatched:
+            self._in_hand.watch(self._in_hand.messages)
+
     def _room_bytes(self) -> int:
         return max(1, self._settings.max_in_flight_bytes - self._in_hand.nbytes)
 
@@ -149,10 +156,13 @@ class Claims:
             self._counts.expired += result.expired
         claims = result.claims
         if claims:
-            self._counts.claims += 1
-            now_s = self._clock()
-            for claim in claims:
-                self._waits.add_ages(claim.records, now_s)
+            try:
+                self._counts.claims += 1
+                now_s = self._clock()
+                for claim in claims:
+                    self._waits.add_ages(claim.records, now_s)
+            except MemoryError:
+                pass  # what is counted, and not what is handed out
             if len(claims) != 1 or not self._dispatcher.give_leader(claims[0]):
                 self._dispatcher.dispatch(claims)
         if not result.more:
@@ -164,12 +174,15 @@ class Claims:
         with contextlib.suppress(IgnisError):
             self._magazines.rest(self._name)
 
-    def _passing(self, exc: IgnisError) -> None:
+    def _passing(self, exc: IgnisError | MemoryError) -> None:
         """What may pass is counted; anything else is raised."""
-        if not exc.retryable:
+        if isinstance(exc, IgnisError) and not exc.retryable:
             raise exc
-        self._counts.fetch_errors += 1
-        self._said.warning(event_text("claim_failed", "claim on %s failed, trying again: %s"), self._name, exc)
+        with contextlib.suppress(MemoryError):
+            self._counts.fetch_errors += 1
+            self._said.warning(
+                event_text("claim_failed", "claim on %s failed, trying again: %s"), self._name, str(exc) or repr(exc)
+            )
 
 
 class ThreadClaims(Claims):
@@ -231,6 +244,8 @@ class ThreadClaims(Claims):
                 if parts or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
                     break
                 self._claim(left)
+        except MemoryError as exc:
+            self._wait_for_memory(exc)
         except BaseException as exc:
             self._on_error(exc)
         finally:
@@ -241,14 +256,23 @@ class ThreadClaims(Claims):
         set_spin(self._settings.spin_us)
         try:
             while True:
-                self._look_round()
-                if self.stopping.is_set():
-                    break
-                self._claim(_SLEEP_S)
+                try:
+                    self._look_round()
+                    if self.stopping.is_set():
+                        break
+                    self._claim(_SLEEP_S)
+                except MemoryError as exc:
+                    self._wait_for_memory(exc)
         except BaseException as exc:
             self._on_error(exc)
         finally:
             self._park()
+
+    def _wait_for_memory(self, exc: MemoryError) -> None:
+        """There was none for a moment: the queue is looked at anew, behind a pause."""
+        self._empty_at = None
+        self._passing(exc)
+        time.sleep(_NO_MEMORY_S)
 
     def _look_round(self) -> None:
         """Before it is looked at what may have changed: whatever changes from now on ends the next wait."""
@@ -263,6 +287,7 @@ class ThreadClaims(Claims):
         if (early_s := self._claims_from_s - time.monotonic()) > 0:
             self.stopping.wait(min(early_s, wait_s))
             return
+        self._after_trouble()
         if self._dispatcher.returned:
             self._dispatcher.hand_out_again()
             if self._tray:

@@ -8,6 +8,7 @@ when it was handled, dropped, or accepted by the sideline; whatever goes wrong i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -28,10 +29,12 @@ from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk, make_pool
 from ignis.consumer.runner import Runner, message_name
+from ignis.consumer.taking import add_one, wait_for_memory
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.log_format import event_text
+from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
 from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
@@ -78,6 +81,7 @@ class Consumer:
         self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
         self._lock = threading.Lock()  # over times, and the check
+        self._said = LimitedLog(log)
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._giving_back = GivingBack(queue, spec, lambda: self._dispatcher, self._in_hand, self.counts)
@@ -287,7 +291,8 @@ class Consumer:
                 return
             self._long_work.account_for(first_id, count)
         chunk, start = self._in_hand.locate(first_id)
-        self._times.end_to_end.add_ages(chunk.records, self._queue.clock(), start, start + count)
+        with contextlib.suppress(MemoryError):  # what is counted, and not what is acknowledged
+            self._times.end_to_end.add_ages(chunk.records, self._queue.clock(), start, start + count)
         self._acker.add_done(chunk, start, count)
         self._in_hand.forget(chunk, count)
         self._claims.poke()
@@ -329,7 +334,7 @@ class Consumer:
 
     def on_returned(self, first_id: int, count: int) -> None:
         chunk, start = self._in_hand.locate(first_id)
-        self._dispatcher.returned.append((chunk, start, start + count))
+        add_one(self._dispatcher.returned, (chunk, start, start + count))
         self._claims.returned()
 
     @property
@@ -393,6 +398,14 @@ class Consumer:
             raise
 
     def _check(self) -> None:
+        while True:
+            try:
+                self._check_once()
+                return
+            except MemoryError:  # the next look must be planned, whatever there is no memory for
+                wait_for_memory()
+
+    def _check_once(self) -> None:
         with self._lock:
             self._check_asked = False
             if self._check_timer is not None:
@@ -415,6 +428,17 @@ class Consumer:
             before, self._ready = self._ready, len(self._pool.workers)
             if self._ready > before:
                 self._claims.poke()
+        except (MemoryError, RuntimeError) as exc:
+            if isinstance(exc, RuntimeError) and "start new thread" not in str(exc):
+                self._ended_by(exc)
+                return
+            with contextlib.suppress(MemoryError):
+                self._said.warning(
+                    event_text("workers_wait", "a worker of %s cannot be started, trying again: %s"),
+                    self._queue.name,
+                    repr(exc),
+                )
+            ended = True
         except BaseException as exc:
             self._ended_by(exc)
             return

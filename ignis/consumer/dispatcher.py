@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
@@ -13,12 +13,16 @@ from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
 from ignis.consumer.pools.base import CHUNK_BYTES, HELD_UP_S
+from ignis.consumer.taking import add_one, put_back, taken_of
 from ignis.errors import MessageTooLargeError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
 from ignis.storage.base import Claim
 
 __all__ = ["Dispatcher"]
+
+_Unit = tuple[Sequence[tuple[int, Sequence[int]]], Sequence[bytes], int]
+"""What is handed out together: where it is stored, the records, and their bytes."""
 
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
@@ -50,6 +54,7 @@ class Dispatcher:
     ) -> None:
         self.returned: deque[tuple[Chunk, int, int]] = deque()
         """Chunk, from, to: claimed, and waiting for a worker."""
+        self._undelivered: deque[Sequence[tuple[int, Sequence[int]]]] = deque()
         self.leader: Worker | None = None
         """The worker whose thread claims."""
         self.workers = spec.concurrency
@@ -122,23 +127,46 @@ class Dispatcher:
             # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
             least = int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
             size = max(1, min(size, max(-(-total // idle), least)))
-        mixed = Mixed()
+        units: list[_Unit] = []
+        try:
+            self._plan(claims, size, units)
+        except MemoryError:
+            self._undelivered.append([(claim.shard, claim.pointers) for claim in claims])
+            raise
         for claim in claims:
             self._set_corrupt_aside(claim)
+        for number, (places, records, nbytes) in enumerate(units):
+            try:
+                chunk = self._in_hand.add(places, records, nbytes)
+            except MemoryError:
+                self._undelivered.extend(places for places, _, _ in units[number:])
+                raise
+            self._submit(chunk, 0, len(records))
+
+    def _plan(self, claims: Sequence[Claim], size: int, units: list[_Unit]) -> None:
+        """What is handed out together, in order."""
+        mixed = Mixed()
+        for claim in claims:
             if len(claims) > 1 and len(claim.records) * 2 <= size and bytes_of(claim) <= CHUNK_BYTES:
                 # Messages that were published one by one are claims of one each: together they are a chunk.
                 if not mixed.takes(claim, size):
-                    self._hand_out(mixed)
+                    _end_mixed(mixed, units)
                     mixed = Mixed()
                 mixed.add(claim)
             else:
                 if mixed.has(claim.shard):
                     # What the shard had before this claim goes out before it: first in, first out per shard.
-                    self._hand_out(mixed)
+                    _end_mixed(mixed, units)
                     mixed = Mixed()
-                for place, records, nbytes in cut(claim, size):
-                    self._submit(self._in_hand.add([place], records, nbytes), 0, len(records))
-        self._hand_out(mixed)
+                units += [([place], records, nbytes) for place, records, nbytes in cut(claim, size)]
+        _end_mixed(mixed, units)
+
+    def give_back_undelivered(self, reload: Callable[[Mapping[int, Sequence[int]]], object]) -> None:
+        """What was claimed and could not be handed out for want of memory goes back to the queue's tail."""
+        while self._undelivered:
+            for shard, pointers in self._undelivered[0]:
+                reload({shard: pointers})
+            self._undelivered.popleft()
 
     def give_leader(self, claim: Claim) -> bool:
         """Hands a lone message to the thread that claimed it, if that is free: what `dispatch` would come to. False: do that."""
@@ -149,14 +177,18 @@ class Dispatcher:
         if record is None or len(record) > CHUNK_BYTES:
             return False
         self._counts.fetched += 1
-        chunk = self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record))
-        if not leader.take_own(chunk):
+        try:
+            chunk = self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record))
+        except MemoryError:
+            self._undelivered.append([(claim.shard, claim.pointers)])
+            raise
+        try:
+            taken = leader.take_own(chunk)
+        except MemoryError:
+            taken = False
+        if not taken:
             self._submit(chunk, 0, 1)
         return True
-
-    def _hand_out(self, mixed: Mixed) -> None:
-        if mixed.count:
-            self._submit(self._in_hand.add(mixed.places, mixed.records, mixed.nbytes), 0, mixed.count)
 
     def _set_corrupt_aside(self, claim: Claim) -> None:
         """Takes the corrupt records out of the claim, for the sideline."""
@@ -168,8 +200,12 @@ class Dispatcher:
     def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
         """To the worker with the least to do, or to the end of `returned`."""
         # What waits there came first: a small chunk must not pass a large one that no worker took.
-        if self.returned or not self._offer(chunk, start, stop):
-            self.returned.append((chunk, start, stop))
+        try:
+            if not self.returned and self._offer(chunk, start, stop):
+                return
+        except MemoryError:
+            pass  # no worker has it
+        add_one(self.returned, (chunk, start, stop))
 
     def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
         """False when no worker takes it now."""
@@ -193,13 +229,21 @@ class Dispatcher:
     def take_returned(self) -> list[tuple[Chunk, int, int]]:
         """Everything in `returned`, in the order of the claims: it goes to nobody here. From any thread."""
         with self._again:
-            return sorted((self.returned.popleft() for _ in range(len(self.returned))), key=_claimed)
+            return self._taken_returned()
+
+    def _taken_returned(self) -> list[tuple[Chunk, int, int]]:
+        taken = taken_of(self.returned)
+        try:
+            taken.sort(key=_claimed)
+        except MemoryError:
+            put_back(self.returned, taken)
+            raise
+        return taken
 
     def _hand_out_again(self) -> None:
         if len(self.returned) > 1:
             # In the order of the claims: a worker gives back what it was at and what lay behind it, in turns with others.
-            waiting = sorted((self.returned.popleft() for _ in range(len(self.returned))), key=_claimed)
-            self.returned.extendleft(reversed(waiting))
+            put_back(self.returned, self._taken_returned())
         while self.returned:
             size, window = self._window()
             free = [window - worker.outstanding for worker in self._pool().workers if not worker.held_up]
@@ -207,17 +251,24 @@ class Dispatcher:
                 return
             if self._spec.pool == "async":
                 size = min(size, max(free))
-            chunk, start, stop = self.returned.popleft()
+            chunk, start, stop = self.returned[0]  # others only add behind it
             cut = min(stop, start + size)
-            if cut < stop:
-                self.returned.appendleft((chunk, cut, stop))
+            rest = chunk, cut, stop
             if not self._offer(chunk, start, cut):
-                self.returned.appendleft((chunk, start, cut))
                 return  # nobody has room: the others would be refused as well
+            if cut < stop:
+                self.returned[0] = rest
+            else:
+                self.returned.popleft()
 
     def _load(self, worker: Worker) -> tuple[int, bool]:
         """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken."""
         return worker.outstanding, worker is not self.leader
+
+
+def _end_mixed(mixed: Mixed, units: list[_Unit]) -> None:
+    if mixed.count:
+        units.append((mixed.places, mixed.records, mixed.nbytes))
 
 
 def _claimed(returned: tuple[Chunk, int, int]) -> int:

@@ -15,6 +15,7 @@ from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk
+from ignis.consumer.taking import put_back
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, IgnisError, UnreadableMessageError
 from ignis.figures import ConsumerFigures
@@ -76,7 +77,7 @@ class GivingBack:
             if not self._dispatcher().returned:
                 self._since_s, self._asked = None, False
             elif self._is_time(now_s, concurrency, someone_free):
-                self._going += self._dispatcher().take_returned()
+                self._take()
             if self._going:
                 self._reload()
         except ClosedError:  # whoever opens the store next sweeps what is claimed
@@ -90,9 +91,17 @@ class GivingBack:
 
     def give_back_all(self) -> None:
         """At the end: whatever has not begun. Raises the store's error."""
-        self._going += self._dispatcher().take_returned()
+        self._take()
         if self._going:
             self._reload()
+
+    def _take(self) -> None:
+        taken = self._dispatcher().take_returned()
+        try:
+            self._going += taken
+        except MemoryError:
+            put_back(self._dispatcher().returned, taken)
+            raise
 
     def _is_time(self, now_s: float, concurrency: int, someone_free: bool) -> bool:
         if self._since_s is None:
@@ -126,10 +135,11 @@ class GivingBack:
     def _reload(self) -> None:
         """What cannot be put back stays in `_going`, for the next look: some of it may be back by now."""
         pointers: dict[int, list[int]] = {}
+        nothing: list[tuple[Chunk, int, int]] = []
         for chunk, start, stop in self._going:
             for shard, some in chunk.places(start, stop):
                 pointers.setdefault(shard, []).extend(some)
         self._counts.reloaded += self._queue.main.store.reload(self._queue.main.name, pointers)
-        going, self._going = self._going, []
+        going, self._going = self._going, nothing
         for chunk, start, stop in going:
             self._in_hand.forget(chunk, stop - start)

@@ -20,6 +20,8 @@ class InHand:
 
     def __init__(self, on_add: Callable[[int], None]) -> None:
         self.nbytes = 0
+        self.unwatched = False
+        """Whether nobody could be found who looks after it."""
         self._on_add = on_add
         self._chunks: dict[int, Chunk] = {}
         self._numbers = itertools.count(1)
@@ -44,11 +46,22 @@ class InHand:
 
     def add(self, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int) -> Chunk:
         chunk = Chunk(next(self._numbers), places, records, nbytes)
-        self._chunks[chunk.first_id >> INDEX_BITS] = chunk
+        number = chunk.first_id >> INDEX_BITS
         with self._lock:
-            self.nbytes += nbytes
-        self._on_add(len(records))
+            total = self.nbytes + nbytes
+            self._chunks[number] = chunk  # from here on it is in hand, whatever there is no memory for
+            self.nbytes = total
+        self.watch(len(records))
         return chunk
+
+    def watch(self, count: int) -> None:
+        """What is in hand, so many messages more, is looked after from now on; where there are no means for that, with the next
+        look."""
+        try:
+            self.unwatched = False
+            self._on_add(count)
+        except (MemoryError, RuntimeError):
+            self.unwatched = True
 
     def locate(self, request_id: int) -> tuple[Chunk, int]:
         """The chunk of a message, and its index there."""

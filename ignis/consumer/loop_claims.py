@@ -25,7 +25,7 @@ from ignis.errors import IgnisError
 from ignis.log_format import event_text
 from ignis.native import Alarm, Watch, set_spin
 from ignis.storage.base import FireResult
-from ignis.upkeep import run_soon
+from ignis.upkeep import run_soon, timers_of
 
 __all__ = ["LoopClaims"]
 
@@ -34,6 +34,7 @@ log = logging.getLogger("ignis.consumer")
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which runs no handler meanwhile."""
+_NO_MEMORY_S = 0.1
 _LOOKING_S = 100e-6
 """An alarm rings so much too early, and the loop looks for the rest: a core that sleeps takes its time to wake up."""
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -125,12 +126,22 @@ class LoopClaims(Claims):
         try:
             try:
                 self._claim()
-            except IgnisError as exc:
+            except (IgnisError, MemoryError) as exc:
                 self._passing(exc)
+                if isinstance(exc, MemoryError):
+                    self._empty_at = None
                 self._step_later(self._settings.idle_poll_s)
+        except MemoryError:
+            self.again()
         except BaseException as exc:
             self._finish()
             self._on_error(exc)
+
+    def again(self) -> None:
+        """A call of the loop may have been lost for want of memory: the queue is looked at anew, by the timer of the upkeep."""
+        self._planned = False
+        self._empty_at = None
+        timers_of(None).after(_NO_MEMORY_S, self.poke)
 
     def _claim(self) -> None:
         if self.stopping.is_set():
@@ -139,6 +150,7 @@ class LoopClaims(Claims):
         if (early_s := self._claims_from_s - time.monotonic()) > 0:
             self._step_later(early_s)
             return
+        self._after_trouble()
         if self._dispatcher.returned:
             self._dispatcher.hand_out_again()
         want = 0 if self._look_at_pauses() else self._dispatcher.wanted()
@@ -348,7 +360,11 @@ class LoopClaims(Claims):
         if self._calls_back:
             empty_at = None
         self._waits_away = self._idled = empty_at is not None
-        run_soon(lambda: self._fire_away(want, empty_at))
+        try:
+            run_soon(lambda: self._fire_away(want, empty_at))
+        except BaseException:
+            self._away = self._waits_away = False
+            raise
 
     def _fire_away(self, want: int, empty_at: int | None) -> None:
         seen, result, failed = 0, None, None
@@ -363,10 +379,15 @@ class LoopClaims(Claims):
         except BaseException as exc:
             failed = exc
         assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._step_back, seen, result, failed)
-        except RuntimeError:  # the loop has ended
-            self._give_back(result)
+        while True:
+            try:
+                self._loop.call_soon_threadsafe(self._step_back, seen, result, failed)
+                return
+            except MemoryError:
+                time.sleep(_NO_MEMORY_S)
+            except RuntimeError:  # the loop has ended
+                self._give_back(result)
+                return
 
     def _wait_away(self, empty_at: int) -> None:
         try:
@@ -383,13 +404,15 @@ class LoopClaims(Claims):
             run_soon(lambda: self._give_back(result))
             return
         try:
-            if isinstance(failed, IgnisError):
+            if isinstance(failed, (IgnisError, MemoryError)):
                 self._passing(failed)
                 self._step_later(self._settings.idle_poll_s)
             elif failed is not None:
                 raise failed
             elif result is not None:
                 self._take(result, seen)
+        except MemoryError as exc:
+            self._passing(exc)  # what was not handed out is given back
         except BaseException as exc:
             self._finish()
             self._on_error(exc)

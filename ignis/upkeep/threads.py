@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ignis.hooks import call_user_code
+from ignis.hooks import log_safely
 from ignis.log_format import event_text
 from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
@@ -90,9 +90,24 @@ class SharedThreads:
                 call = self._next()
                 if call is None:
                     return
-                call_user_code(log, event_text("shared_call_failed", "a call in a shared thread failed"), call)
+                self._make(call)
             except BaseException:
                 time.sleep(AGAIN_S)
+
+    def _make(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as exc:
+            trace = exc.__traceback__
+            if isinstance(exc, MemoryError) and trace is not None and trace.tb_next is None:
+                # It has not begun: there was no memory for calling it.
+                time.sleep(AGAIN_S)
+                with self._changed:
+                    self._calls.appendleft(call)
+                return
+            log_safely(
+                log, logging.ERROR, event_text("shared_call_failed", "a call in a shared thread failed"), exc_info=exc
+            )
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

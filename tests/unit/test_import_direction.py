@@ -148,7 +148,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "server",
     ),
     "ignis.consumer": (
-        "forked handler_form handler_log middleware work",
+        "forked handler_form handler_log middleware taking work",
         "call_clock outcome",
         "handler",
         "attempts handler_pattern",

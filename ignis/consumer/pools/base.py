@@ -222,8 +222,9 @@ class Worker(abc.ABC):
 
     def _owe(self, chunk: Chunk, start: int, stop: int) -> None:
         """Before it is handed over: the worker may report it before that returns."""
+        submitted = self.submitted + stop - start
         self._owed.append([chunk.first_id + start, chunk.first_id + stop])
-        self.submitted += stop - start
+        self.submitted = submitted
 
     def running(self) -> tuple[int, int, float | None] | None:
         """(first request id, messages, seconds so far if known) of the call in progress; None when there is none, or more

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from ignis.consumer.forked import end_child
@@ -18,15 +18,22 @@ from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
+from ignis.consumer.taking import add_one, wait_for_memory
 from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.hooks import log_safely
 from ignis.log_format import event_text
+from ignis.log_limit import LimitedLog
 from ignis.native.handling import ANSWERED, FORKED, RAISED, WENT_ON, Progress
 from ignis.process_hooks import on_fork
 from ignis.stacks import start_thread
+from ignis.upkeep import timers_of
 
 __all__ = ["CoroutinePool", "LoopFeeder"]
 
 log = logging.getLogger("ignis.workers")
+
+_NO_MEMORY_S = 0.1
+"""After so long a loop is looked at anew that ran out of memory."""
 
 _CANCEL_S = 1.0
 """How long cancelled coroutines have to clean up after themselves."""
@@ -54,6 +61,13 @@ class LoopFeeder(Protocol):
 
     def attach(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
         """That is the loop, and its worker. It need not run yet."""
+
+    def again(self) -> None:
+        """Calls of the loop may have been lost: it looks whether there is something to claim."""
+
+
+_Ended = tuple[int, int, Outcome]
+"""First request id, messages, what became of each."""
 
 
 class _Call:
@@ -90,7 +104,7 @@ class _LoopWorker(Worker):
         self._calls_ended = 0
         self._pumping = False  # a look at what was given is on its way
         self._waiting = Gathered()
-        self._ended_runs: list[tuple[int, int, Outcome]] = []  # first request id, messages, what became of each
+        self._ended_runs: list[_Ended] = []
         self._timed = 0  # messages since the last report, and what they took of the worker
         self._timed_s = 0.0
         self._report_due = False
@@ -101,7 +115,9 @@ class _LoopWorker(Worker):
         self._quick_in_a_row = 0
         self._running_quickly = False
         self._batch_timer: asyncio.TimerHandle | None = None
+        self._said = LimitedLog(log)
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._on_loop_error)
         self.thread = threading.Thread(target=self._run, name=f"ignis-{pool.spec.queue}-loop", daemon=True)
         start_thread(self.thread)
 
@@ -135,6 +151,10 @@ class _LoopWorker(Worker):
         handler may stop the loop as well."""
         try:
             self.loop.run_forever()
+        except MemoryError as exc:
+            _let_run_again(self.loop)
+            self._recover(exc)
+            return False
         except (SystemExit, KeyboardInterrupt) as exc:
             log.error(
                 event_text("handler_task_ended", "a task of a handler of %s ended with %s"),
@@ -143,6 +163,48 @@ class _LoopWorker(Worker):
             )
             return False
         return self.stopping
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A call of the loop has failed. Where there was no memory for it, what it was to do is done by another."""
+        exc = context.get("exception")
+        if isinstance(exc, MemoryError):
+            self._recover(exc)
+        else:
+            loop.default_exception_handler(context)
+
+    def _recover(self, exc: MemoryError) -> None:
+        """There was no memory for a moment, and calls of the loop may have been lost."""
+        with contextlib.suppress(MemoryError):
+            self._said.warning(
+                event_text("event_loop_without_memory", "event loop of %s had no memory, and goes on: %r"),
+                self._spec.queue,
+                exc,
+            )
+        if self.stopping and not self._tasks:
+            return
+        while True:
+            try:
+                timers_of(None).after(_NO_MEMORY_S, self._look_again)
+                return
+            except (MemoryError, RuntimeError):
+                time.sleep(_NO_MEMORY_S)
+
+    def _look_again(self) -> None:
+        """From a thread of the upkeep."""
+        self._pumping = True
+        self._report_due = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._go_on)
+            if self._pool.feeder is not None:
+                self._pool.feeder.again()
+
+    def _go_on(self) -> None:
+        """What was to begin, and may never, is begun by another task."""
+        if self._spec.batch_size is None:
+            for task in [task for task, call in self._tasks.items() if call is None]:
+                del self._tasks[task]
+                self._free_tasks -= 1
+        self._report()
 
     def on_forked(self) -> None:
         """In the child, in the middle of the coroutine that forked: the loop ends it before anything else runs there."""
@@ -168,9 +230,16 @@ class _LoopWorker(Worker):
         if self.returning or self.stopping or not self.concurrency:
             return False
         self.submitted += stop - start
-        self._given.append(part)
+        try:
+            self._given.append(part)
+        except MemoryError:
+            self.submitted -= stop - start
+            raise
         if threading.get_ident() == self.thread.ident:
-            self._pump()  # who claims on the loop is a call of its own there: nothing of the pool is under way
+            try:
+                self._pump()  # who claims on the loop is a call of its own there: nothing of the pool is under way
+            except MemoryError as exc:
+                self._recover(exc)  # it is given: the next look starts it
         else:
             self.kick()
         return True
@@ -225,7 +294,8 @@ class _LoopWorker(Worker):
     def _pump(self) -> None:
         self._pumping = False
         while self._given:
-            self._waiting.add(self._given.popleft())
+            self._waiting.add(self._given[0])
+            self._given.popleft()
         if self.returning:
             self._return_waiting()
         elif self._spec.batch_size is None:
@@ -243,8 +313,10 @@ class _LoopWorker(Worker):
             self._return_waiting()
 
     def _return_waiting(self) -> None:
-        for first, count in self._waiting.runs():
-            self.on_returned(first, count)
+        while self._waiting:
+            first, records, at = self._waiting.head()
+            self.on_returned(first + at, len(records) - at)
+            self._waiting.skip(len(records) - at)
 
     # -- one message at a time
 
@@ -254,11 +326,23 @@ class _LoopWorker(Worker):
         if self._quick:
             room = min(room, 1 - self._free_tasks)
         for _ in range(room):
+            self._start(self._run_task(alone=self._quick), self._not_begun)
             self._free_tasks += 1
-            # Not by the loop's factory, which is a handler's to set: a task must begin in a turn of its own.
-            task = asyncio.Task(self._run_task(alone=self._quick), loop=self.loop)
-            task.add_done_callback(self._not_begun)
+
+    def _start(self, work: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], None]) -> None:
+        # Not by the loop's factory, which is a handler's to set: a task must begin in a turn of its own.
+        task: asyncio.Task[None] | None = None
+        try:
+            task = asyncio.Task(work, loop=self.loop)
             self._tasks[task] = None
+            task.add_done_callback(ended)
+        except MemoryError:
+            if task is None:
+                work.close()
+            else:
+                self._tasks.pop(task, None)
+                task.cancel()  # before its first step
+            raise
 
     def _not_begun(self, task: asyncio.Task[None]) -> None:
         """Somebody has cancelled it before it was at any message."""
@@ -269,23 +353,29 @@ class _LoopWorker(Worker):
         ends with it: what waits has a task of its own."""
         task = asyncio.current_task()
         assert task is not None
+        if task not in self._tasks:  # it was taken for lost
+            return
         task.remove_done_callback(self._not_begun)
         try:
             waiting = self._run_quick(task, _SLICE_S if alone else 0.0)
             if waiting is not None:
                 await self._await(task, *waiting)
+        except MemoryError as exc:
+            self._recover(exc)
         finally:
             self._leave(task)
 
     def _leave(self, task: asyncio.Task[None]) -> None:
         """The task is at its end."""
-        self._calls_ended += 1
+        if task not in self._tasks:
+            return
         if self._tasks.pop(task) is None:
             self._free_tasks -= 1
+        self._calls_ended += 1
         self._report_soon()
 
-    def _run_quick(self, task: asyncio.Task[None], for_s: float) -> tuple[int, int, bytes, Any, float] | None:
-        """Runs coroutines for so long, at least one; stops at one that waits: (its request id, and what `Runner.go_on` takes)."""
+    def _run_quick(self, task: asyncio.Task[None], for_s: float) -> tuple[_Call, int, bytes, Any] | None:
+        """Runs coroutines for so long, at least one; stops at one that waits: (its call, and what `Runner.go_on` takes)."""
         runner, waiting, progress, durations = self._runner, self._waiting, self.progress, self.durations
         clock = time.monotonic
         began = now = clock()
@@ -303,15 +393,17 @@ class _LoopWorker(Worker):
                 now = clock()
                 handled += at - start
                 if at > start:
-                    self._ended_runs.append((first + start, at - start, None))
+                    add_one(self._ended_runs, (first + start, at - start, None))
                     waiting.skip(at - start)
                 if what != WENT_ON:
-                    waiting.skip(1)
                     if what not in (ANSWERED, RAISED, FORKED):
-                        return first + at, what, records[at], value, call_began
+                        found = _Call(first + at, 1, call_began), what, records[at], value
+                        waiting.skip(1)
+                        return found
                     outcome = runner.judge_begun(what, records[at], value)
                     value = None
                     self._note_ended(first + at, outcome, call_began, now)
+                    waiting.skip(1)
                     handled += 1
                 runner.note_blocked(now - max(stepped_s, call_began if what != WENT_ON else 0.0))
                 if now >= until or task._must_cancel or task._callbacks:  # type: ignore[attr-defined]
@@ -327,38 +419,47 @@ class _LoopWorker(Worker):
         return None
 
     def _note_ended(self, request_id: int, outcome: Outcome, began_s: float, now_s: float) -> None:
-        if outcome is None or outcome.reason not in NOT_CALLED:
-            self.durations.add(now_s - began_s)
-        self._ended_runs.append((request_id, 1, timed(outcome, began_s)))
+        """Waits for the memory that it needs."""
+        while True:
+            try:
+                self._ended_runs.append((request_id, 1, timed(outcome, began_s)))
+                break
+            except MemoryError:
+                wait_for_memory()
+        try:
+            if outcome is None or outcome.reason not in NOT_CALLED:
+                self.durations.add(now_s - began_s)
+        except MemoryError:
+            pass  # what is counted, and not what is accounted for
 
-    async def _await(
-        self, task: asyncio.Task[None], request_id: int, what: int, record: bytes, value: Any, began_s: float
-    ) -> None:
-        self._tasks[task] = _Call(request_id, 1, began_s)
+    async def _await(self, task: asyncio.Task[None], call: _Call, what: int, record: bytes, value: Any) -> None:
+        self._tasks[task] = call
         self._free_tasks -= 1
         self._quick, self._quick_in_a_row = False, 0
         if self._waiting.count > self._free_tasks:
-            self._begin_tasks()
+            try:
+                self._begin_tasks()
+            except MemoryError as exc:
+                self._recover(exc)
         outcome: Outcome
         try:
-            outcome = await self._runner.go_on(what, record, value, began_s)
+            outcome = await self._runner.go_on(what, record, value, call.began_s)
         except BaseException as exc:  # whatever it was, the message is accounted for
             if isinstance(exc, GeneratorExit) or self._runner.cancelling:
                 raise
-            outcome = failure_of(exc)
+            outcome = _failure_of(exc)
         now_s = time.monotonic()
-        self._note_ended(request_id, outcome, began_s, now_s)
+        self._note_ended(call.first_id, outcome, call.began_s, now_s)
         self._timed += 1
-        self._timed_s += (now_s - began_s) / len(self._tasks)
+        self._timed_s += (now_s - call.began_s) / len(self._tasks)
 
     # -- batches
 
     def _pump_batches(self, size: int, due: bool = False) -> None:
         while self._waiting and len(self._tasks) < self.concurrency and (self._waiting.count >= size or due):
-            batch = self._waiting.take(size)
-            task = self.loop.create_task(self._run_batch(batch))
-            self._tasks[task] = None
-            task.add_done_callback(functools.partial(self._batch_ended, batch))
+            batch = self._waiting.oldest(size)
+            self._start(self._run_batch(batch), functools.partial(self._batch_ended, batch))
+            self._waiting.begin(batch)
             due = False
         if self._waiting and self._batch_timer is None:
             self._batch_timer = self.loop.call_later(self._spec.batch_wait_s, self._batch_due)
@@ -375,16 +476,28 @@ class _LoopWorker(Worker):
             # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
             exc = None if task.cancelled() else task.exception()
             if exc is not None:
-                log.error(event_text("worker_broken", "worker coroutine failed"), exc_info=exc)
-            failure = failure_of(asyncio.CancelledError() if exc is None else exc)
+                log_safely(log, logging.ERROR, event_text("worker_broken", "worker coroutine failed"), exc_info=exc)
+            failure = _failure_of(asyncio.CancelledError() if exc is None else exc)
             if call is not None:
+                self._note_runs(
+                    lambda: [
+                        (one, 1, failure) for first, records in batch for one in range(first, first + len(records))
+                    ]
+                )
                 self.durations.add(time.monotonic() - call.began_s, call.count)
-            for first, records in batch:
-                if call is None:
+            else:
+                for first, records in batch:
                     self.on_returned(first, len(records))
-                else:
-                    self._ended_runs += [(one, 1, failure) for one in range(first, first + len(records))]
         self._report_soon()
+
+    def _note_runs(self, runs: Callable[[], list[_Ended]]) -> None:
+        """To be reported. Waits for the memory that it needs."""
+        while True:
+            try:
+                self._ended_runs += runs()
+                return
+            except MemoryError:
+                wait_for_memory()
 
     async def _run_batch(self, batch: list[Part]) -> None:
         """Leaves nothing of the list once its messages are accounted for."""
@@ -399,16 +512,14 @@ class _LoopWorker(Worker):
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as exc:
-            outcomes = [failure_of(exc)] * len(records)
+            outcomes = [_failure_of(exc)] * len(records)
         took_s = time.monotonic() - began
-        if outcomes is None:
-            self.durations.add(took_s, len(records))
-            self._ended_runs += [(first, len(some), None) for first, some in batch]
-        else:
-            self.durations.add(took_s, sum(one is None or one.reason not in NOT_CALLED for one in outcomes))
-            ids = [one for first, some in batch for one in range(first, first + len(some))]
-            self._ended_runs += [(one, 1, timed(outcome, began)) for one, outcome in zip(ids, outcomes, strict=True)]
+        self._note_runs(lambda: _ended_of(batch, outcomes, began))
         batch.clear()
+        called = len(records)
+        if outcomes is not None:
+            called = sum(one is None or one.reason not in NOT_CALLED for one in outcomes)
+        self.durations.add(took_s, called)
         self._timed += len(records)
         self._timed_s += took_s / max(1, len(self._tasks))
 
@@ -416,27 +527,39 @@ class _LoopWorker(Worker):
 
     def _report_soon(self) -> None:
         if not self._report_due and not self.loop.is_closed():
-            self._report_due = True
-            self.loop.call_soon(self._report)
+            try:
+                self.loop.call_soon(self._report)
+                self._report_due = True
+            except MemoryError as exc:
+                self._recover(exc)
 
     def _report(self) -> None:
         """Reports what has ended, runs of done messages in one call, and starts what waits."""
         self._report_due = False
-        ended, self._ended_runs = self._ended_runs, []
+        nothing: list[_Ended] = []
+        ended = self._ended_runs
         ended.sort(key=_first_id)
-        start = count = 0
-        for first_id, some, outcome in ended:
-            if isinstance(outcome, Failure):
-                self.on_failed(first_id, outcome)
-                continue
-            if count and first_id != start + count:
-                self.on_done(start, count)
-                count = 0
-            if not count:
-                start = first_id
-            count += some
-        if count:
-            self.on_done(start, count)
+        self._ended_runs = nothing
+        reported = 0
+        try:
+            while reported < len(ended):
+                first_id, count, outcome = ended[reported]
+                upto = reported + 1
+                if isinstance(outcome, Failure):
+                    self.on_failed(first_id, outcome)
+                else:
+                    while upto < len(ended):
+                        next_id, some, outcome = ended[upto]
+                        if next_id != first_id + count or isinstance(outcome, Failure):
+                            break
+                        count += some
+                        upto += 1
+                    self.on_done(first_id, count)
+                reported = upto
+        finally:
+            while reported < len(ended):  # no memory for a moment: they are reported with the next
+                add_one(self._ended_runs, ended[reported])
+                reported += 1
         if self._timed:
             timed_s, self._timed_s = self._timed_s, 0.0
             timed_count, self._timed = self._timed, 0
@@ -444,7 +567,30 @@ class _LoopWorker(Worker):
         self._pump()
 
 
-def _first_id(ended: tuple[int, int, Outcome]) -> int:
+def _ended_of(batch: Sequence[Part], outcomes: Sequence[Outcome] | None, began_s: float) -> list[_Ended]:
+    if outcomes is None:
+        return [(first, len(records), None) for first, records in batch]
+    ids = [one for first, records in batch for one in range(first, first + len(records))]
+    return [(one, 1, timed(outcome, began_s)) for one, outcome in zip(ids, outcomes, strict=True)]
+
+
+def _failure_of(exc: BaseException) -> Failure:
+    """Waits for the memory that it needs."""
+    while True:
+        try:
+            return failure_of(exc)
+        except MemoryError:
+            wait_for_memory()
+
+
+def _let_run_again(loop: asyncio.AbstractEventLoop) -> None:
+    """A loop that ran out of memory at its own end still counts as running, and would not run again."""
+    asyncio._set_running_loop(None)
+    if getattr(loop, "_thread_id", None) is not None:
+        loop._thread_id = None  # type: ignore[attr-defined]
+
+
+def _first_id(ended: _Ended) -> int:
     return ended[0]
 
 

@@ -29,8 +29,9 @@ class Gathered:
 
     def add(self, part: Part) -> None:
         """Behind what there is."""
-        self.count += len(part[1])
+        count = self.count + len(part[1])
         self._parts.append(part)
+        self.count = count
 
     def head(self) -> tuple[int, Sequence[bytes], int]:
         """(first request id, records, the place of the oldest message there) of the first part. There is one."""
@@ -45,21 +46,37 @@ class Gathered:
             self._parts.popleft()
             self._at = 0
 
-    def take(self, most: int) -> list[Part]:
-        """The oldest messages, at most so many."""
-        taken: list[Part] = []
-        while most > 0 and self._parts:
-            first, records, at = self.head()
+    def oldest(self, most: int) -> list[Part]:
+        """The oldest messages, at most so many. They stay."""
+        found: list[Part] = []
+        at = self._at
+        for first, records in self._parts:
+            if most <= 0:
+                break
             stop = min(len(records), at + most)
             whole = at == 0 and stop == len(records)
-            taken.append((first + at, records if whole else records[at:stop]))
+            found.append((first + at, records if whole else records[at:stop]))
             most -= stop - at
-            self.skip(stop - at)
+            at = 0
+        return found
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """They are the oldest, and begun."""
+        for _, records in parts:
+            self.skip(len(records))
+
+    def take(self, most: int) -> list[Part]:
+        """The oldest messages, at most so many. Raises MemoryError: it is as it was."""
+        taken = self.oldest(most)
+        self.begin(taken)
         return taken
 
     def runs(self) -> list[tuple[int, int]]:
-        """(first request id, messages) of each part that there is; nothing is left then."""
-        return [(first, len(records)) for first, records in self.take(self.count)]
+        """(first request id, messages) of each part that there is; nothing is left then. Raises MemoryError: it is as it was."""
+        parts = self.oldest(self.count)
+        runs = [(first, len(records)) for first, records in parts]
+        self.begin(parts)
+        return runs
 
 
 def records_of(parts: Sequence[Part]) -> Sequence[bytes]:

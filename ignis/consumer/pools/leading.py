@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from ignis.consumer.pools.base import Part, Worker
 
@@ -57,8 +57,10 @@ class Tray:
 
     def ring(self) -> None:
         """Ends the thread's `take`, or its next one. From any thread. One that leads waits on the store: wake it there."""
-        with contextlib.suppress(RuntimeError):  # it rang already
+        try:
             self._bell.release()
+        except RuntimeError:  # it rang already
+            return
 
     def end(self) -> None:
         """The thread itself ends. Should it have been called to lead, another is."""
@@ -72,18 +74,20 @@ class Tray:
                 self._bell.acquire(timeout=wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
-        parts: list[Part] = []
-        with contextlib.suppress(IndexError):  # others took them away
-            while self.parts and len(parts) < most:
-                parts.append(self.parts.popleft())
-        return parts
+        return self._taken(most)
 
     def take_away(self) -> list[Part]:
         """What it was given and has not taken. From any thread."""
-        parts: list[Part] = []
-        with contextlib.suppress(IndexError):
-            while self.parts:
-                parts.append(self.parts.popleft())
+        return self._taken(len(self.parts))
+
+    def _taken(self, most: int) -> list[Part]:
+        parts: list[Any] = [None] * min(most, len(self.parts))  # all the memory that it takes
+        count = 0
+        with contextlib.suppress(IndexError):  # others took them away
+            while count < len(parts):
+                parts[count] = self.parts.popleft()
+                count += 1
+        del parts[count:]
         return parts
 
     def _lead_or_follow(self, feeder: Feeder, until_s: float) -> None:
@@ -146,6 +150,15 @@ class Leading:
             heir = self._followers.pop() if self._followers and not self._ended else None
         if heir is not None:
             heir.ring()
+
+    def gone(self, tray: Tray) -> None:
+        """Its thread has ended, in whatever way. Should it still lead, another is called."""
+        with self._lock:
+            if tray in self._followers:
+                self._followers.remove(tray)
+            if self._leader is not tray:
+                return
+        self.resign()
 
     def pass_on(self) -> None:
         """Calls the follower that has slept least, if nobody leads."""

@@ -71,14 +71,14 @@ class _ThreadWorker(Worker):
         self.ended = False
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
-        self._tray = Tray(self, pool.feeder)
+        self.tray = Tray(self, pool.feeder)
         self._largest = largest_part(pool.max_record_bytes)
         self._pool = pool
         spec = pool.spec
         self._loop = WorkLoop(
             pool.make_runner(),
             spec,
-            self._tray,
+            self.tray,
             _Reports(self),
             should_return=None,
             should_stop=lambda: self.stopping,
@@ -95,7 +95,7 @@ class _ThreadWorker(Worker):
         """What it has not started is to be given back; with ``stop`` the thread ends after that."""
         self.stopping = self.stopping or stop
         self._loop.returning = True
-        self._tray.ring()
+        self.tray.ring()
 
     def _run(self) -> None:
         try:
@@ -106,7 +106,7 @@ class _ThreadWorker(Worker):
             log.exception(event_text("worker_broken", "worker thread %s ended"), threading.current_thread().name)
         finally:
             self.ended = True
-            self._tray.end()
+            self.tray.end()
             if not self.going:
                 self._pool.on_ended()
 
@@ -119,7 +119,7 @@ class _ThreadWorker(Worker):
             if self.given_up:
                 return
             taken = self._loop.take_rest()
-            taken += [(first_id, len(records)) for first_id, records in self._tray.take_away()]
+            taken += [(first_id, len(records)) for first_id, records in self.tray.take_away()]
             for first_id, count in taken:
                 self._disown(first_id, count)
         for first_id, count in taken:
@@ -133,7 +133,12 @@ class _ThreadWorker(Worker):
             if self.going or self._loop.returning:
                 return False
             self._owe(chunk, start, stop)
-            self._tray.put(part)
+            try:
+                self.tray.put(part)
+            except MemoryError:
+                self._owed.pop()
+                self.submitted -= stop - start
+                raise
             return True
 
     def take_own(self, chunk: Chunk) -> bool:
@@ -142,9 +147,14 @@ class _ThreadWorker(Worker):
         with self._lock:
             if self.stopping or self.given_up or self._loop.progress.returning:
                 return False
+            part, submitted = (first_id, chunk.records), self.submitted + 1
             self._owed.append([first_id, first_id + 1])
-            self.submitted += 1
-            self._tray.parts.append((first_id, chunk.records))
+            try:
+                self.tray.parts.append(part)
+            except MemoryError:
+                self._owed.pop()
+                raise
+            self.submitted = submitted
             return True
 
     def running(self) -> tuple[int, int, float | None] | None:
@@ -261,6 +271,8 @@ class ThreadPool(Pool):
         for worker in [*self._workers, *self._leaving]:
             if worker.ended or not worker.thread.is_alive():
                 # It was told to, or failed in a way that no handler can cause: what it still owes goes to others.
+                if self.feeder is not None:
+                    self.feeder.leading.gone(worker.tray)
                 worker.give_up(Failure(REASON_CRASH, "worker thread ended"))
         self._leaving = [worker for worker in self._leaving if not worker.given_up]
         workers = [worker for worker in self._workers if not worker.given_up]
