@@ -57,6 +57,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 _row = tuple.__new__
 """Makes a named tuple without the function of Python's that its class makes one with."""
 
+_ENVELOPE_BYTES = 128
+"""At most what a record has besides its body, key and headers."""
+
 _CHUNK_BODIES = 8_192
 """The most messages that `Magazine.load_many` stores in one transaction."""
 
@@ -327,31 +330,50 @@ class Magazine(Generic[M]):
                 if start:
                     _tell_stored(exc, start)
                 raise
+            begin = start
             try:
                 shards = self.shards
-                batches, ids = PackedBatch.pack_bodies(
-                    encode_all(part),
-                    flags=self.codec.flags,
-                    keys=None if part_keys is None else [encode_key(one) for one in part_keys],
-                    shards=shards,
-                    any_shard=next(self._next_shard) % shards,
-                    metas=[meta] * len(part) if meta else None,
-                    max_body_bytes=self.max_message_bytes,
-                )
-                dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
-                try:
-                    self.load_batches(batches, shards, dues_ms, deadline)
-                except MemoryError as exc:
-                    raise _unsure(self.name) from exc
+                bodies = encode_all(part)
+                raw_keys = None if part_keys is None else [encode_key(one) for one in part_keys]
+                at = 0
+                for stop in self._stops(bodies, raw_keys, meta):
+                    batches, ids = PackedBatch.pack_bodies(
+                        bodies[at:stop],
+                        flags=self.codec.flags,
+                        keys=None if raw_keys is None else raw_keys[at:stop],
+                        shards=shards,
+                        any_shard=next(self._next_shard) % shards,
+                        metas=[meta] * (stop - at) if meta else None,
+                        max_body_bytes=self.max_message_bytes,
+                    )
+                    dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
+                    try:
+                        self.load_batches(batches, shards, dues_ms, deadline)
+                    except MemoryError as exc:
+                        raise _unsure(self.name) from exc
+                    start, at = begin + stop, stop
+                    yield ids
+                    shards = self.shards
             except IgnisError as exc:
                 if start or len(part) > 1:
                     refused = isinstance(exc, (InvalidMessageError, MessageTooLargeError, ConfigError))
                     bad = self._first_bad(part, part_keys) if refused else None
-                    exc.tell_of_many(None if bad is None else start + bad, start)
+                    exc.tell_of_many(None if bad is None else begin + bad, start)
                 raise
-            start += len(part)
-            del batches, part, part_keys  # the next are read before they would be let go
-            yield ids
+            del batches, bodies, raw_keys, part, part_keys  # the next are read before they would be let go
+
+    def _stops(self, bodies: Sequence[bytes], keys: Sequence[bytes] | None, meta: bytes) -> Iterator[int]:
+        """Where each transaction ends: the store may bound its bytes, as a broker does by the size of a frame."""
+        most = self._magazines.most_load_bytes
+        if most is not None:
+            nbytes = 0
+            for at, body in enumerate(bodies):
+                size = len(body) + len(meta) + _ENVELOPE_BYTES + (0 if keys is None else len(keys[at]))
+                if nbytes and nbytes + size > most:
+                    yield at
+                    nbytes = 0
+                nbytes += size
+        yield len(bodies)
 
     def _first_bad(self, messages: Sequence[Any], keys: Sequence[Any] | None) -> int | None:
         """The first message of a part that is refused, or whose key is."""

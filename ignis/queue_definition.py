@@ -137,8 +137,9 @@ class QueueDefinition(Generic[M]):
         try:
             return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
         except QueueMismatchError as exc:
-            if "shards" in self._given_names():
-                raise QueueMismatchError(f"{exc}; {self._remedy('shards')}") from exc
+            setting = "durability" if "has durability" in str(exc) else "shards"
+            if setting in self._given_names():
+                raise QueueMismatchError(f"{exc}; {self._remedy(setting)}") from exc
             names = (self.name, self.name + SIDELINE_SUFFIX)
             shards = max(self._app.magazines().stored_shards(name) or 0 for name in names)
             if shards <= self.settings.shards:

@@ -99,8 +99,8 @@ class PublishingQueue(QueueParts[M]):
         expires_in: Delay | None = None,
         expires_at: datetime | None = None,
     ) -> MessageIds:
-        """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order, which take 16
-        bytes each.
+        """Stores many messages, 8,192 in each transaction, and through a broker at most what a frame takes. All are durable on
+        return. Returns their ids in order, which take 16 bytes each.
 
         A generator is read as its messages are stored: the next 8,192 when the last are durable.
 

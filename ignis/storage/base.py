@@ -112,6 +112,11 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         """`load` for one shard and plain record bytes; returns the first pointer."""
         return self.load(magazine, [(shard, PackedBatch.pack(records))], ttl_s)[0]
 
+    @property
+    def most_load_bytes(self) -> int | None:
+        """So many bytes of records one `load` may have; None = there is no bound but the size of the store."""
+        return None
+
     takes_bodies = False
     """Whether `load_body` can do anything."""
 

@@ -35,6 +35,9 @@ from ignis.storage.records import group_pointers
 __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
+_FRAME_ROOM_BYTES = 4_096
+"""Of a frame for what is not records: its header, the magazine, where each batch goes."""
+
 _MOST_BODY_BYTES = 65_536
 """Of a message that is put together with the interpreter lock held."""
 
@@ -46,6 +49,11 @@ class BrokerMagazines(BrokerLater, MagazineStore):
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
+
+    @property
+    def most_load_bytes(self) -> int | None:
+        broker = self._calls.broker
+        return None if broker is None else max(1, broker.max_frame_bytes - _FRAME_ROOM_BYTES)
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
         check_declaration(magazine, shards, durability)

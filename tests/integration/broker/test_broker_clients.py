@@ -354,6 +354,24 @@ def test_what_is_too_large_is_said_before_it_is_sent(memory_url: str) -> None:
         assert store.magazines.names() == ["m"]
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_many_messages_are_divided_by_what_a_frame_takes(memory_url: str, keyed: bool) -> None:
+    with running(memory_url, settings={"max_frame_bytes": 1 << 16}) as broker, ignis.Ignis(broker.url) as app:
+        queue = app.queue("jobs", bytes, shards=2)
+        bodies = [b"%03d" % number + bytes(9_000) for number in range(50)]
+        ids = queue.publish_many(
+            bodies, keys=[f"key {number}" for number in range(50)] if keyed else None, headers={"a": "b" * 500}
+        )
+        assert len(set(ids)) == 50
+        found = list[bytes]()
+        while fired := queue.main.fire(100):
+            found += [one.message for one in fired]
+        assert sorted(found) == bodies
+        with pytest.raises(FrameTooLargeError) as refused:
+            queue.publish_many([*bodies[:20], bytes(1 << 16)])
+        assert refused.value.stored_messages == queue.main.pending() == 20, "of those before it the error says how many"
+
+
 def test_answers_that_would_be_too_large_come_in_pieces(memory_url: str) -> None:
     settings = {"max_frame_bytes": 1 << 16, "max_outbound_bytes": 1 << 14}
     with running(memory_url, settings=settings) as broker, open_store(broker.url) as store:
