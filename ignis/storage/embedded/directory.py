@@ -49,7 +49,7 @@ class Directory:
         self.path = path
         self.options = options
         self.users = 0
-        self.refused_loads = RefusedLoads()
+        self.refused_loads = RefusedLoads(path)
         self.gates: set[Gate] = set()
         self.opening = threading.Lock()
         self._logs: dict[str, Log] = {}

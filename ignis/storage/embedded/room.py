@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 from pathlib import Path
 
 from ignis.errors import StoreFullError
+from ignis.storage.os_errors import room_left
 
 __all__ = ["LARGEST_SEGMENT_BYTES", "SMALLEST_SEGMENT_BYTES", "RefusedLoads", "free_bytes", "segment_bytes"]
 
@@ -32,10 +35,14 @@ def segment_bytes(path: Path, max_store_bytes: int) -> int:
 class RefusedLoads:
     """Counts the loads that a directory refused in this process. Thread-safe.
 
-    The reason ``limit`` is max_store_bytes, ``room`` is the disk.
+    The reason ``limit`` is max_store_bytes, ``room`` is the disk. Its errors are also told what the disk has left.
+
+    Args:
+        path: of the directory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._counts = {"limit": 0, "room": 0}
 
@@ -43,6 +50,18 @@ class RefusedLoads:
         reason = "limit" if "max_store_bytes" in str(exc) else "room"
         with self._lock:
             self._counts[reason] += 1
+        if reason == "room":
+            self._tell_room(exc)
+
+    def _tell_room(self, exc: StoreFullError) -> None:
+        """The log has one word for all that is no room: bytes, files, and the limit of the process for a file."""
+        text, limit = str(exc), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if "bytes are free" in text or "may have" in text or not text.startswith("store: disk full"):
+            return
+        more = room_left(self._path, OSError(errno.ENOSPC, ""))
+        if limit != resource.RLIM_INFINITY:
+            more += f" (a file of this process may have {limit:,} bytes: ulimit -f)"
+        exc.args = (text + more,)
 
     def figures(self) -> dict[str, int]:
         """For `Store.stats`."""
