@@ -73,6 +73,28 @@ def test_the_maintenance_goes_on(new_app: MakeApp, embedded_url: str, monkeypatc
     assert directory._maintenance._thread.is_alive()
 
 
+class LockWithoutEnd:
+    """As Python's own where there is no memory for the end of a ``with`` block."""
+
+    def __init__(self, lock: Any) -> None:
+        self.acquire, self.release, self.locked = lock.acquire, lock.release, lock.locked
+
+    def __enter__(self) -> bool:
+        return bool(self.acquire())
+
+    def __exit__(self, *exc: object) -> None:
+        raise MemoryError
+
+
+def test_the_maintenance_leaves_its_lock(new_app: MakeApp, embedded_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = new_app(embedded_url)
+    app.queue("jobs", int).publish(1)
+    maintenance, rounds = app.store.directory._maintenance, list[int]()  # type: ignore[attr-defined]
+    monkeypatch.setattr(maintenance, "_at_work", LockWithoutEnd(maintenance._at_work))
+    monkeypatch.setattr(maintenance, "_look_round", lambda: rounds.append(1))
+    eventually(lambda: len(rounds) > 2)
+
+
 def test_those_who_wait_for_a_load_are_still_called(
     new_app: MakeApp, embedded_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

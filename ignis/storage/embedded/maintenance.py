@@ -53,10 +53,14 @@ class _Rounds:
     def _run(self) -> None:
         pause_s = self._first_pause_s()
         while not self._ending.wait(pause_s):
-            with self._at_work:
+            # Not `with`: its end makes a tuple, and without memory for that the lock would stay taken for good.
+            self._at_work.acquire()
+            try:
                 if self._ending.is_set():
                     return
                 pause_s = self._round(pause_s)
+            finally:
+                self._at_work.release()
 
     def _first_pause_s(self) -> float:
         return _SHORTEST_PAUSE_S
