@@ -45,6 +45,10 @@ class _Rounds:
 
     def __init__(self, name: str) -> None:
         self._ending = threading.Event()
+        self._woken = (
+            threading.Lock()
+        )  # free = it is to end; an Event's wait may leave a lock taken where there is no memory
+        self._woken.acquire()
         self._at_work = threading.Lock()
         self._said = _Said()
         self._thread = threading.Thread(target=outlast, args=(log, self._run), name=name, daemon=True)
@@ -52,7 +56,7 @@ class _Rounds:
 
     def _run(self) -> None:
         pause_s = self._first_pause_s()
-        while not self._ending.wait(pause_s):
+        while not self._woken.acquire(timeout=pause_s):
             # Not `with`: its end makes a tuple, and without memory for that the lock would stay taken for good.
             self._at_work.acquire()
             try:
@@ -80,7 +84,9 @@ class _Rounds:
 
     def close(self, timeout_s: float) -> None:
         """Idempotent. Raises WaitTimeoutError; may then be called again."""
-        self._ending.set()
+        if not self._ending.is_set():
+            self._ending.set()
+            self._woken.release()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise WaitTimeoutError(f"store: {self._thread.name} still runs after {timeout_s:g} s")
