@@ -9,17 +9,13 @@ import contextlib
 import contextvars
 import functools
 import os
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
 from ignis.errors import StoreUnreachableError
 from ignis.process_hooks import FORKS
-from ignis.stacks import start_thread
-from ignis.upkeep.threads import AGAIN_S, IDLE_S
+from ignis.upkeep.threads import Threads
 
 __all__ = ["WorkThreads", "in_thread"]
 
@@ -29,7 +25,7 @@ R = TypeVar("R")
 _Call = tuple["Future[Any]", Callable[[], Any]]
 
 
-class WorkThreads(Executor):
+class WorkThreads(Threads[_Call], Executor):
     """An executor of threads. They end when they have been idle for a while, or with `shutdown`. Thread-safe.
 
     Args:
@@ -38,40 +34,12 @@ class WorkThreads(Executor):
     """
 
     def __init__(self, most: int, name: str) -> None:
-        self._most = most
-        self._name = name
-        self._changed = threading.Condition()
-        self._calls: deque[_Call] = deque()
-        self._threads: list[threading.Thread] = []
-        self._starting = 0
-        self._idle = 0
-        self._made = 0
-        self._closed = False
+        super().__init__(f"{name}_", most)
 
     def submit(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Makes the call in a thread. Raises RuntimeError when there is none and none can be started, and after `shutdown`."""
         future: Future[R] = Future()
-        one: _Call = future, functools.partial(call, *args, **kwargs)
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            self._calls.append(one)
-            free = self._idle + self._starting
-            if free >= len(self._calls) or len(self._threads) + self._starting >= self._most:
-                self._changed.notify()
-                return future
-            self._starting += 1
-            self._made += 1
-        # Without the lock: it may take a while, and the others go on.
-        try:
-            start_thread(threading.Thread(target=self._run, name=f"{self._name}_{self._made}", daemon=True))
-        except BaseException as exc:
-            with self._changed:
-                self._starting = max(0, self._starting - 1)
-                if one not in self._calls or (self._threads and isinstance(exc, RuntimeError)):
-                    return future  # another has taken it, or will
-                self._calls.remove(one)
-            raise
+        self._add((future, functools.partial(call, *args, **kwargs)))
         return future
 
     def submit_or_run(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -82,7 +50,7 @@ class WorkThreads(Executor):
             if self._closed:
                 raise
         future: Future[R] = Future()
-        _make((future, functools.partial(call, *args, **kwargs)))
+        self._make((future, functools.partial(call, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -98,52 +66,18 @@ class WorkThreads(Executor):
             for thread in threads:
                 thread.join()
 
-    def _run(self) -> None:
-        thread = threading.current_thread()
-        counted = False
-        while True:
-            try:
-                if not counted:
-                    with self._changed:
-                        self._threads.append(thread)
-                        self._starting = max(0, self._starting - 1)
-                        counted = True
-                one = self._next(thread)
-                if one is None:
-                    return
-                _make(one)
-                del one  # what it gave is the caller's alone
-            except BaseException:  # no memory for a moment
-                time.sleep(AGAIN_S)
-
-    def _next(self, thread: threading.Thread) -> _Call | None:
-        with self._changed:
-            while not self._calls:
-                called = False
-                if not self._closed:
-                    self._idle += 1
-                    try:
-                        called = self._changed.wait(IDLE_S)
-                    finally:
-                        self._idle -= 1
-                if not called and not self._calls:
-                    self._threads.remove(thread)
-                    return None
-            return self._calls.popleft()
-
-
-def _make(one: _Call) -> None:
-    """Whoever waits hears of it, whatever goes wrong."""
-    future, call = one
-    try:
-        if not future.set_running_or_notify_cancel():
-            return
-        result = call()
-    except BaseException as exc:
-        with contextlib.suppress(BaseException):
-            future.set_exception(exc)
-    else:
-        future.set_result(result)
+    def _make(self, call: _Call) -> None:
+        """Whoever waits hears of it, whatever goes wrong."""
+        future, made = call
+        try:
+            if not future.set_running_or_notify_cancel():
+                return
+            result = made()
+        except BaseException as exc:
+            with contextlib.suppress(BaseException):
+                future.set_exception(exc)
+        else:
+            future.set_result(result)
 
 
 _of_process: dict[int, WorkThreads] = {}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import abc
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from ignis.hooks import log_safely
 from ignis.log_format import event_text
 from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
 
-__all__ = ["AGAIN_S", "IDLE_S", "SharedThreads", "shared_threads"]
+__all__ = ["SharedThreads", "Threads", "shared_threads"]
 
+T = TypeVar("T")
 log = logging.getLogger("ignis.upkeep")
 
 IDLE_S = 10.0
@@ -28,32 +32,45 @@ MOST_OF_A_QUEUE = 8
 the workers, while the next look is asked for; looking at cancelled messages; a pass of the shovel."""
 
 
-class SharedThreads:
-    """Runs calls, each at once in a thread of its own. Thread-safe.
+class Threads(abc.ABC, Generic[T]):
+    """Threads that take what is added, oldest first. One that has nothing to do for a while ends. Thread-safe.
 
-    A thread is started when all others are at work: calls may wait for long and never hold each other up.
+    A thread is started when all others are at work.
 
-    It refuses nothing: a call that waited behind others could be the one that frees them. Its bound is that of whoever calls it.
-    A queue has at most `MOST_OF_A_QUEUE` calls at a time, however many messages and workers it has: each kind of call is under
-    way once, and its next one is put off until it has ended.
+    Args:
+        name: of the threads; a number follows.
+        most: threads at a time; None = there is no bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, most: int | None = None) -> None:
+        self._name = name
+        self._most = most
         self._changed = threading.Condition()
-        self._calls: deque[Callable[[], None]] = deque()
-        self._idle = 0
-        self._made = 0
+        self._calls: deque[T] = deque()
+        self._threads: list[threading.Thread] = []
         self._starting = 0
-        self.count = 0
+        self._idle = 0
+        self._made = itertools.count(1)
+        self._closed = False
+
+    @abc.abstractmethod
+    def _make(self, call: T) -> None:
+        """In a thread."""
+
+    @property
+    def count(self) -> int:
         """Threads that run."""
+        return len(self._threads)
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Runs it soon. What it raises is logged. Where a thread has to be started it takes `ignis.stacks.START_S` at most.
-
-        Raises RuntimeError when there is no thread and none can be started: then the call is not made."""
+    def _add(self, call: T) -> None:
+        """Raises RuntimeError when there is no thread and none can be started, and when it is closed: it is not made then."""
         with self._changed:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
             self._calls.append(call)
             wanted = len(self._calls) - self._idle - self._starting
+            if self._most is not None:
+                wanted = min(wanted, self._most - len(self._threads) - self._starting)
             if wanted <= 0:
                 self._changed.notify()
                 return
@@ -61,11 +78,12 @@ class SharedThreads:
         # Without the lock: a thread that finds no memory begins late or never, and the others go on meanwhile.
         while wanted:
             try:
-                start_thread(self._thread())
+                name = f"{self._name}{next(self._made)}"
+                start_thread(threading.Thread(target=self._run, name=name, daemon=True))
             except BaseException as exc:
                 with self._changed:
                     self._starting = max(0, self._starting - wanted)
-                    if isinstance(exc, RuntimeError) and self.count:
+                    if isinstance(exc, RuntimeError) and self._threads:
                         return  # the next of the others that is free takes it, or a thread that the next call starts
                     if call in self._calls:
                         self._calls.remove(call)
@@ -73,26 +91,57 @@ class SharedThreads:
                     return
             wanted -= 1
 
-    def _thread(self) -> threading.Thread:
-        self._made += 1
-        return threading.Thread(target=self._run, name=f"ignis-upkeep-{self._made}", daemon=True)
-
     def _run(self) -> None:
+        thread = threading.current_thread()
         counted = False
         while True:
-            # What is out of memory for a moment must not end the thread that acknowledges and renews.
+            # What is out of memory for a moment must not end a thread that others count on.
             try:
                 if not counted:
                     with self._changed:
+                        self._threads.append(thread)
                         self._starting = max(0, self._starting - 1)
-                        self.count += 1
                         counted = True
-                call = self._next()
+                call = self._next(thread)
                 if call is None:
                     return
                 self._make(call)
+                del call  # what it gave is its caller's alone
             except BaseException:
                 time.sleep(AGAIN_S)
+
+    def _next(self, thread: threading.Thread) -> T | None:
+        with self._changed:
+            while not self._calls:
+                called = False
+                if not self._closed:
+                    self._idle += 1
+                    try:
+                        called = self._changed.wait(IDLE_S)
+                    finally:
+                        self._idle -= 1
+                if not called and not self._calls:
+                    self._threads.remove(thread)
+                    return None
+            return self._calls.popleft()
+
+
+class SharedThreads(Threads[Callable[[], None]]):
+    """Runs calls, each at once in a thread of its own: calls may wait for long and never hold each other up. Thread-safe.
+
+    It refuses nothing: a call that waited behind others could be the one that frees them. Its bound is that of whoever calls it.
+    A queue has at most `MOST_OF_A_QUEUE` calls at a time, however many messages and workers it has: each kind of call is under
+    way once, and its next one is put off until it has ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("ignis-upkeep-")
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Runs it soon. What it raises is logged. Where a thread has to be started it takes `ignis.stacks.START_S` at most.
+
+        Raises RuntimeError when there is no thread and none can be started: then the call is not made."""
+        self._add(call)
 
     def _make(self, call: Callable[[], None]) -> None:
         try:
@@ -108,19 +157,6 @@ class SharedThreads:
             log_safely(
                 log, logging.ERROR, event_text("shared_call_failed", "a call in a shared thread failed"), exc_info=exc
             )
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while not self._calls:
-                self._idle += 1
-                try:
-                    called = self._changed.wait(IDLE_S)
-                finally:
-                    self._idle -= 1
-                if not called and not self._calls:
-                    self.count -= 1
-                    return None
-            return self._calls.popleft()
 
 
 _of_process: dict[int, SharedThreads] = {}
