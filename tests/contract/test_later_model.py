@@ -194,6 +194,15 @@ class DueMachine(RuleBasedStateMachine):
         next_due_ms = None if next_s is None else self.began_ms + round(next_s * 1000)
         assert found == (len(gone) - expired, expired, next_due_ms)
 
+    @precondition(lambda self: self.kind.name != "aerospike")
+    @rule(seconds=st.sampled_from(SECONDS), hours=st.integers(-9, 9))
+    def a_step_between_two_moves(self, seconds: int, hours: int) -> None:
+        """Chance alone brings these four together in one run of hundreds."""
+        self.time_passes(seconds)
+        self.move()
+        self.the_wall_clock_is_set(hours)
+        self.move()
+
     @rule()
     def handle_all(self) -> None:
         self.arrive()
