@@ -25,6 +25,9 @@ STAMPS := $(VENV)/.stamps
 NATIVE_SOURCES := $(wildcard csrc/*.c csrc/*.h ignis/native/*.pyx ignis/native/*.pxd ignis/native/*.pxi)
 PACKAGE_SOURCES := $(shell find ignis -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
+# The extension modules are built in place, for the wheel and with sanitizers: Cython generates their C once.
+export CYTHON_CACHE_DIR ?= $(CURDIR)/build/cython-cache
+
 # What comes before the Python tests, whose summary is what stands at the end. Two run at a time, each on one core; those of
 # the C core begin while the virtual environment is made.
 C_CHECKS := sanitize-c fuzz test-c mutants

@@ -6,6 +6,7 @@ Environment switches, all off by default:
 * ``IGNIS_DEBUG``: ``1`` builds without optimisation and with the thread checks of ``IGN_DEBUG``
 * ``IGNIS_COVERAGE``: ``1`` adds gcov instrumentation to the C files
 * ``IGNIS_WERROR``: ``1`` turns the C core's warnings into errors (for continuous integration)
+* ``CYTHON_CACHE_DIR``: a directory that keeps what Cython generates, for all builds of the same sources
 * ``IGNIS_SYMBOLS``: ``1`` keeps symbols and line numbers, for profilers and debuggers; otherwise they are left out
 """
 
@@ -123,6 +124,7 @@ setup(
     ext_modules=cythonize(
         extensions(),
         build_dir="build/cython",
+        cache="CYTHON_CACHE_DIR" in os.environ,
         nthreads=JOBS,
         compiler_directives={"language_level": "3", "embedsignature": True},
     ),
