@@ -483,8 +483,10 @@ class ConsumerLimitError(ConfigError):
         self.limit = limit
         self.setting = setting
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
-        return (type(self), (self.asked, self.limit, self.setting))
+    def __reduce__(self) -> tuple[type, tuple[int | str, ...]]:
+        # These also go through a broker's wire, where earlier releases know two.
+        given: tuple[int | str, ...] = (self.asked, self.limit)
+        return (type(self), given if self.setting == "consumer.max_consumers" else (*given, self.setting))
 
 
 class WorkerStartError(IgnisError):

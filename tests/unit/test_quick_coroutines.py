@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import pickle
 import time
 from typing import Any
 
@@ -220,8 +221,10 @@ def test_a_thousand_coroutines(new_app: MakeApp, memory_url: str) -> None:
     assert most == [1_000]
     with pytest.raises(
         ConsumerLimitError, match=r"1001 consumers asked for, the limit is 1000 \(consumer.max_coroutines\)"
-    ):
+    ) as limited:
         queue.increase_consumers(1)
+    copied = pickle.loads(pickle.dumps(limited.value))
+    assert vars(copied) == vars(limited.value) and copied.setting == "consumer.max_coroutines"
     raised = new_app(memory_url, consumer={"max_coroutines": 1_500})
     raised.queue("more", int).handler(handle, concurrency=1_001)
     with pytest.raises(ConsumerLimitError, match=r"consumer.max_consumers"):
