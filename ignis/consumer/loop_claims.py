@@ -81,10 +81,13 @@ class LoopClaims(Claims):
         if self._planned or self._loop is None:
             return
         self._planned = True
-        if threading.get_ident() == self._ident:
-            self._loop.call_soon(self._step)
-        else:
-            self._step_soon(self._loop)
+        try:
+            if threading.get_ident() == self._ident:
+                self._loop.call_soon(self._step)
+            else:
+                self._step_soon(self._loop)
+        except MemoryError:
+            self.again()
 
     def _step_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -141,7 +144,12 @@ class LoopClaims(Claims):
         """A call of the loop may have been lost for want of memory: the queue is looked at anew, by the timer of the upkeep."""
         self._planned = False
         self._empty_at = None
-        timers_of(None).after(_NO_MEMORY_S, self.poke)
+        while self._loop is not None and not self._loop.is_closed():
+            try:
+                timers_of(None).after(_NO_MEMORY_S, self.poke)
+                return
+            except (MemoryError, RuntimeError):
+                time.sleep(_NO_MEMORY_S)
 
     def _claim(self) -> None:
         if self.stopping.is_set():

@@ -187,6 +187,29 @@ def test_an_event_loop_goes_on(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
     assert app.stop(WAIT_S)
 
 
+@pytest.mark.parametrize("number", range(1, 9))
+def test_an_event_loop_goes_on_though_one_of_its_calls_cannot_be_planned(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    queue, seen = handled(app, "async")
+    loop: Any = queue.consumer._pool._worker.loop  # type: ignore[union-attr]
+    whole, calls = loop.call_soon, list[int]()
+
+    def call_soon(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            raise MemoryError
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "call_soon", call_soon)
+    for message in range(20, 40):
+        queue.publish(message)
+    eventually(lambda: sorted(set(seen)) == list(range(40)))
+    eventually(lambda: not queue.stats()["in_flight"])
+    assert len(calls) > number
+    assert app.stop(WAIT_S)
+
+
 @pytest.mark.parametrize("kind", ["async", "batch"])
 def test_what_a_loop_could_not_hand_over_is_handed_over_later(
     app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
-from ignis.consumer.outcome import timed
+from ignis.consumer.outcome import by_worker, timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
@@ -264,8 +264,19 @@ class _LoopWorker(Worker):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self._pump)
 
-    def _settle(self, first_id: int, count: int) -> None:
-        # In any order, and nobody ever asks what a loop owes: it cannot be killed apart from its process.
+    # In any order, and nobody ever asks what a loop owes: it cannot be killed apart from its process. It is reported first, and
+    # counted then: what there was no memory for is reported again.
+
+    def on_done(self, first_id: int, count: int) -> None:
+        self._sink.on_done(first_id, count)
+        self.reported += count
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        self._sink.on_failed(request_id, by_worker(failure, self.label))
+        self.reported += 1
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        self._sink.on_returned(first_id, count)
         self.reported += count
 
     def calls(self) -> list[tuple[int, int, float | None]]:
@@ -540,7 +551,7 @@ class _LoopWorker(Worker):
         ended = self._ended_runs
         ended.sort(key=_first_id)
         self._ended_runs = nothing
-        reported = 0
+        reported = upto = 0
         try:
             while reported < len(ended):
                 first_id, count, outcome = ended[reported]
@@ -556,6 +567,10 @@ class _LoopWorker(Worker):
                         upto += 1
                     self.on_done(first_id, count)
                 reported = upto
+        except Exception as exc:
+            if not isinstance(exc, MemoryError):
+                reported = upto  # it would fail again
+            raise
         finally:
             while reported < len(ended):  # no memory for a moment: they are reported with the next
                 add_one(self._ended_runs, ended[reported])
