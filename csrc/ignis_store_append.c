@@ -220,7 +220,10 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     ign_store_io *io = store->io;
     ign_ctl_head *head = g->ctl.head;
     uint64_t at = g->ctl.root->applied, size = ign_entry_size(payload_bytes);
+    *position = UINT64_MAX;
+#ifdef IGN_MUTANT_NOT_WRITTEN
     *position = at;
+#endif
     /* A file that is laid out ahead, and room in the arena: what is in the log must not fail to be applied. */
     uint64_t room = room_for(g, type, payload_bytes), another = 0;
     uint64_t fits = size + (type == IGN_ENTRY_WITNESS ? 0 : ign_entry_size(0)); /* with a witness behind it */
@@ -255,10 +258,20 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     ign_log_file *file = NULL;
     if (rc == IGN_OK)
         rc = last_file(store, g, &file);
+#ifndef IGN_MUTANT_ANOTHERS_ENTRY
+    /* Who sealed it may have read another entry at this place: that of a writer who died in a segment that he had begun, which this one begins
+     * anew. Who seals it from here on reads the new one. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (rc == IGN_OK && ign_store_sealed(g)) {
+        ign_store_drop_file(store, file);
+        rc = IGN_E_STALE;
+    }
+#endif
     if (rc != IGN_OK) {
         ign_ctl_roll_back(&g->ctl);
         return rc;
     }
+    *position = at;
     const ign_segment_info info = ign_state_last_segment(&g->ctl)->info;
     ign_entry_seal(g->stage, type, (uint32_t)payload_bytes, info.salt, at, ign_ctl_durable(head));
     IGN_STEP(io);

@@ -94,7 +94,7 @@ void ign_store_unlock(ign_store *store, ign_generation *generation);
 
 /* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
 int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
-/* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
+/* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does, UINT64_MAX: nowhere; or an error, and nothing happened. */
 int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
 /* All that there is was flushed, and no entry says so: one is written that does, unless somebody has the lock. It is not flushed. */
 void ign_store_witness(ign_store *store);

@@ -995,6 +995,92 @@ static void stop_at_every_step(void)
         }
 }
 
+static unsigned roll_load; /* which of its loads begins another segment; 0: that is to be found out */
+static uint64_t roll_steps, load_steps, stop_behind;
+
+/* Loads until it begins another segment, and is killed in that. */
+static void roll_and_die(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    REQUIRE(open_both(&store, io));
+    for (unsigned i = 1; roll_load == 0 || i <= roll_load; i++) {
+        ign_store_figures before, after;
+        uint64_t began = machine.steps;
+        REQUIRE(ign_store_figures_of(store, &before) == IGN_OK);
+        if (i == roll_load)
+            machine.plan.kill_at = machine.steps + kill_behind;
+        load_some(store, false);
+        REQUIRE(ign_store_figures_of(store, &after) == IGN_OK);
+        if (roll_load == 0 && after.segments > before.segments) {
+            roll_load = i;
+            roll_steps = machine.steps - began;
+        }
+    }
+    machine.plan.kill_at = 0;
+    ign_store_close(store);
+}
+
+/* Loads behind it, and is stopped in that. */
+static void mend_and_stop(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    _Atomic uint32_t nothing = 0;
+    REQUIRE(open_both(&store, io));
+    io->wait(io, &nothing, 0, 300000000ull);
+    uint64_t began = machine.steps;
+    machine.plan.stop_at = stop_behind == 0 ? 0 : began + stop_behind;
+    machine.plan.stop_for = 8000000000ull;
+    load_some(store, true);
+    machine.plan.stop_at = 0;
+    if (stop_behind == 0 && machine.steps - began > load_steps)
+        load_steps = machine.steps - began;
+    load_some(store, true);
+    ign_store_close(store);
+}
+
+/* Does not wait for it. */
+static void go_on_without(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    _Atomic uint32_t nothing = 0;
+    REQUIRE(open_both(&store, io));
+    io->wait(io, &nothing, 0, 900000000ull);
+    load_some(store, true);
+    claim_some(store, false, true);
+    ign_store_close(store);
+}
+
+static void one_stopped_behind_a_roll(void)
+{
+    begin(1);
+    sim_start(0, mend_and_stop);
+    sim_start(1, roll_and_die);
+    sim_start(2, go_on_without);
+    sim_run(3);
+    sim_kill_all();
+    machine.plan = (sim_plan){0};
+    check_now(false);
+    crashes++;
+}
+
+/* Killed at each step of a load that begins another segment; who mends that is stopped at each step of a load of its own, and a third goes on
+ * in another generation. What the dead one had begun there is not what the stopped one has written. */
+static void stopped_behind_a_roll(void)
+{
+    what_now = "stopped behind a roll";
+    roll_load = 0;
+    kill_behind = stop_behind = 0;
+    one_stopped_behind_a_roll();
+    for (kill_behind = 1, stop_behind = 0; kill_behind <= roll_steps; kill_behind++)
+        one_stopped_behind_a_roll();
+    for (kill_behind = 1; kill_behind <= roll_steps; kill_behind++)
+        for (stop_behind = 1; stop_behind <= load_steps; stop_behind++)
+            one_stopped_behind_a_roll();
+}
+
 static void run_forked(void (*body)(void))
 {
     fflush(stdout);
@@ -1025,6 +1111,7 @@ static void seeds_that_failed(void)
     static const uint64_t seeds[] = {
         601230047, /* who was stopped in a recovery took files that others had removed meanwhile for lost ones */
         1000534623, /* who was stopped in maintenance called it an error that others had removed what was kept for checkpoints */
+        80696669, /* who was stopped took another's entry, at the place where its own was to be, for its own */
         713062431, 713450511, /* who opened a full store looked into a generation that its maintenance had left */
     };
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
@@ -1058,9 +1145,10 @@ int main(int argc, char **argv)
     run_forked(killed_behind_a_refusal);
     run_forked(refused_beside_a_flush);
     run_forked(stop_at_every_step);
+    run_forked(stopped_behind_a_roll);
     run_forked(seeds_that_failed);
     run_forked(some_seeds);
-    printf("%-14s 7 cases\n", "store_sim");
+    printf("%-14s 8 cases\n", "store_sim");
     return 0;
 }
 #endif
