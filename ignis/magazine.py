@@ -365,10 +365,12 @@ class Magazine(Generic[M]):
     def _stops(self, bodies: Sequence[bytes], keys: Sequence[bytes] | None, meta: bytes) -> Iterator[int]:
         """Where each transaction ends: the store may bound its bytes, as a broker does by the size of a frame."""
         most = self._magazines.most_load_bytes
-        if most is not None:
+        each = len(meta) + _ENVELOPE_BYTES
+        # Nearly always all of them fit, and nothing is done for each.
+        if most is not None and sum(map(len, bodies)) + sum(map(len, keys or ())) + each * len(bodies) > most:
             nbytes = 0
             for at, body in enumerate(bodies):
-                size = len(body) + len(meta) + _ENVELOPE_BYTES + (0 if keys is None else len(keys[at]))
+                size = len(body) + each + (0 if keys is None else len(keys[at]))
                 if nbytes and nbytes + size > most:
                     yield at
                     nbytes = 0
