@@ -21,7 +21,7 @@ from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
-from ignis.consumer.taking import add_one, put_back, taken_of, wait_for_memory
+from ignis.consumer.taking import NO_MEMORY_S, add_one, put_back, taken_of, wait_for_memory
 from ignis.consumer.traced import FailureSpans
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
@@ -37,9 +37,6 @@ from ignis.upkeep import Timer, run_soon, timers_of
 __all__ = ["Acknowledger"]
 
 log = logging.getLogger("ignis.consumer")
-
-_NO_MEMORY_S = 0.1
-"""After so long it goes on that ran out of memory."""
 
 _FULL_ENOUGH = 64
 """Runs of outcomes that are worth a transaction without waiting for more."""
@@ -223,7 +220,7 @@ class Acknowledger:
                 repr(exc),
             )
         self._work.set()
-        time.sleep(_NO_MEMORY_S)
+        time.sleep(NO_MEMORY_S)
 
     def _end(self) -> None:
         if self.renew_timer is not None:

@@ -18,6 +18,7 @@ from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Worker
 from ignis.consumer.pools.leading import Leading, Tray
+from ignis.consumer.taking import NO_MEMORY_S
 from ignis.context import QueueContext
 from ignis.errors import IgnisError
 from ignis.figures import ConsumerFigures
@@ -32,7 +33,6 @@ __all__ = ["Claims", "ThreadClaims"]
 
 log = logging.getLogger("ignis.consumer")
 
-_NO_MEMORY_S = 0.1
 PASS_S = 0.5
 _SLEEP_S = 60.0
 RELOOK_S = 1.0
@@ -272,7 +272,7 @@ class ThreadClaims(Claims):
         """There was none for a moment: the queue is looked at anew, behind a pause."""
         self._empty_at = None
         self._passing(exc)
-        time.sleep(_NO_MEMORY_S)
+        time.sleep(NO_MEMORY_S)
 
     def _look_round(self) -> None:
         """Before it is looked at what may have changed: whatever changes from now on ends the next wait."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from ignis.consumer.claims import RELOOK_S, Claims
 from ignis.consumer.pools import Worker
+from ignis.consumer.taking import NO_MEMORY_S
 from ignis.errors import IgnisError
 from ignis.log_format import event_text
 from ignis.native import Alarm, Watch, set_spin
@@ -34,7 +35,6 @@ log = logging.getLogger("ignis.consumer")
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which runs no handler meanwhile."""
-_NO_MEMORY_S = 0.1
 _LOOKING_S = 100e-6
 """An alarm rings so much too early, and the loop looks for the rest: a core that sleeps takes its time to wake up."""
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -146,10 +146,10 @@ class LoopClaims(Claims):
         self._empty_at = None
         while self._loop is not None and not self._loop.is_closed():
             try:
-                timers_of(None).after(_NO_MEMORY_S, self.poke)
+                timers_of(None).after(NO_MEMORY_S, self.poke)
                 return
             except (MemoryError, RuntimeError):
-                time.sleep(_NO_MEMORY_S)
+                time.sleep(NO_MEMORY_S)
 
     def _claim(self) -> None:
         if self.stopping.is_set():
@@ -392,7 +392,7 @@ class LoopClaims(Claims):
                 self._loop.call_soon_threadsafe(self._step_back, seen, result, failed)
                 return
             except MemoryError:
-                time.sleep(_NO_MEMORY_S)
+                time.sleep(NO_MEMORY_S)
             except RuntimeError:  # the loop has ended
                 self._give_back(result)
                 return

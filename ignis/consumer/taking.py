@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-__all__ = ["add_one", "put_back", "taken_of", "wait_for_memory"]
+__all__ = ["NO_MEMORY_S", "add_one", "put_back", "taken_of", "wait_for_memory"]
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.05
+NO_MEMORY_S = 0.1
+"""After so long it is tried again, or looked at anew, what found no memory."""
 
 
 def wait_for_memory() -> None:
     """A pause, after which there may be some."""
-    time.sleep(_PAUSE_S)
+    time.sleep(NO_MEMORY_S)
 
 
 def taken_of(queued: deque[T]) -> list[T]:
@@ -41,7 +42,7 @@ def add_one(queued: deque[T] | list[T], one: T) -> None:
             queued.append(one)
             return
         except MemoryError:
-            time.sleep(_PAUSE_S)
+            time.sleep(NO_MEMORY_S)
 
 
 def put_back(queued: deque[T], taken: Sequence[T], start: int = 0) -> None:
@@ -53,4 +54,4 @@ def put_back(queued: deque[T], taken: Sequence[T], start: int = 0) -> None:
                 queued.appendleft(taken[left - 1])
                 left -= 1
         except MemoryError:
-            time.sleep(_PAUSE_S)
+            time.sleep(NO_MEMORY_S)

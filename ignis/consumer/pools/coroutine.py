@@ -18,7 +18,7 @@ from ignis.consumer.outcome import by_worker, timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
-from ignis.consumer.taking import add_one, wait_for_memory
+from ignis.consumer.taking import NO_MEMORY_S, add_one, wait_for_memory
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.hooks import log_safely
 from ignis.log_format import event_text
@@ -31,9 +31,6 @@ from ignis.upkeep import timers_of
 __all__ = ["CoroutinePool", "LoopFeeder"]
 
 log = logging.getLogger("ignis.workers")
-
-_NO_MEMORY_S = 0.1
-"""After so long a loop is looked at anew that ran out of memory."""
 
 _CANCEL_S = 1.0
 """How long cancelled coroutines have to clean up after themselves."""
@@ -184,10 +181,10 @@ class _LoopWorker(Worker):
             return
         while True:
             try:
-                timers_of(None).after(_NO_MEMORY_S, self._look_again)
+                timers_of(None).after(NO_MEMORY_S, self._look_again)
                 return
             except (MemoryError, RuntimeError):
-                time.sleep(_NO_MEMORY_S)
+                time.sleep(NO_MEMORY_S)
 
     def _look_again(self) -> None:
         """From a thread of the upkeep."""
