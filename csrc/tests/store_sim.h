@@ -69,7 +69,10 @@ typedef struct sim_plan {
     bool fail_kills;  /* who is told of a failed flush may be killed before it tells anybody */
     uint64_t cut_at;  /* step at which the power goes; 0: never */
     uint64_t kill_at; /* step at which who runs is killed; 0: never */
+    uint64_t sleeps_for; /* then he is stopped for so long instead; 0: killed */
     uint64_t stop_at, stop_for; /* step at which who runs is stopped, and for how long */
+    uint64_t stops_around; /* most of the stops by chance last about as long as this; 0: up to 8 s */
+    uint32_t restarts;     /* of killed processes, so many are followed by another */
 } sim_plan;
 
 typedef struct sim {
@@ -133,7 +136,8 @@ static void sim_step(ign_store_io *io)
     else if (p->number == SIM_BYSTANDER)
         return;
     else if ((plan->kill_at != 0 && machine.steps >= plan->kill_at) || sim_chance(plan->kills)) {
-        p->fate = SIM_KILLED;
+        p->fate = plan->kill_at != 0 && plan->sleeps_for != 0 ? SIM_STOPPED : SIM_KILLED;
+        p->resume_at = machine.clock + plan->sleeps_for;
         machine.plan.kill_at = 0;
     }
     else if (plan->stop_at != 0 && machine.steps >= plan->stop_at && p->number == 0) {
@@ -142,7 +146,10 @@ static void sim_step(ign_store_io *io)
         p->resume_at = machine.clock + plan->stop_for;
     } else if (sim_chance(plan->stops)) {
         p->fate = SIM_STOPPED;
-        p->resume_at = machine.clock + (sim_below(4) == 0 ? UINT64_MAX / 2 : sim_below(8000000000ull));
+        if (plan->stops_around != 0 && sim_below(4) != 0)
+            p->resume_at = machine.clock + plan->stops_around / 2 + sim_below(plan->stops_around);
+        else
+            p->resume_at = machine.clock + (sim_below(4) == 0 ? UINT64_MAX / 2 : sim_below(8000000000ull));
     } else if (!sim_chance(plan->switches))
         return;
     sim_yield();
@@ -166,6 +173,8 @@ static inline bool sim_can_run(sim_process *p)
         return false;
     return true;
 }
+
+static inline void sim_start(int process, void (*body)(int process, ign_store_io *io));
 
 /* Runs until all are done, killed or stopped for ever, or the power goes. */
 static inline void sim_run(int count)
@@ -192,8 +201,13 @@ static inline void sim_run(int count)
         p->word = NULL;
         machine.now = p;
         swapcontext(&machine.ground, &p->context);
-        if (p->fate == SIM_KILLED)
+        if (p->fate == SIM_KILLED) {
             sim_release(p->number);
+            if (machine.plan.restarts != 0) {
+                machine.plan.restarts--;
+                sim_start(p->number, p->body);
+            }
+        }
     }
 }
 
