@@ -14,12 +14,11 @@ from ignis.config import (
     LeaderSettings,
     PublisherSettings,
     RefresherSettings,
-    RetrySettings,
     SchedulesSettings,
     SweeperSettings,
     TracingSettings,
     check_name,
-    check_section,
+    check_sections,
     check_text,
     kind_of,
     load_file,
@@ -72,7 +71,9 @@ class AppSettings:
         if clock is not None and not callable(clock):
             raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
-        check_section(RetrySettings, self.file)  # also of a policy that no handler names yet
+        check_sections(
+            self.file
+        )  # also what is used later or by another program, such as a policy that no handler names yet
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         self.schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)

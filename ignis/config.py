@@ -941,6 +941,7 @@ _SHORTER = "; the _s at an end may be left out"
 
 
 def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
+    spelled: dict[str, str] = {}
     for key, value in given.items():
         if not isinstance(key, str):
             raise ConfigError(f"{cls.section} setting {shown(key)} ({source}) is not text")
@@ -951,4 +952,9 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
                 f"unknown {cls.section} setting {shown(key)} ({source}); {meant(key, spellings)}known: {', '.join(sorted(names))}"
                 f"{_SHORTER if any(one.endswith('_s') for one in names) else ''}"
             )
+        if known in spelled:
+            raise ConfigError(
+                f"{cls.section} setting {known} is given twice ({source}), as {spelled[known]} and as {key}"
+            )
+        spelled[known] = key
         into[known] = value

@@ -18,10 +18,12 @@ _NO_HOST = frozenset({"embedded", "memory", "relay", "file"})
 _PLAIN = frozenset({"scope", "events", "create", "tls", "durability", "batch_records", "thread_pool_size"})
 _PLAIN_ENDS = ("_id", "_ms", "_s", "_bytes")
 _CREDENTIALS = re.compile(
-    r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)(?:[^\n]|\n(?=\S*@))*@|[^\s'"@:/\\]*:(?:\S|\n(?=\S*@))*@"""
+    r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)(?:[^\n]|\n(?=\S*@))*@|[^\s'"@:/\\(]*:(?:\S|\n(?=\S*@))*@"""
 )
 """What stands before a host: behind a scheme and slashes, any number and either kind of them, or ``user:password@`` alone. A line
 may end within a password."""
+_EXAMPLE = "user:password@"
+"""How our own errors say where they belong."""
 _MASKED_CHARS = 2_000
 _QUERY = re.compile(r"""(:[/\\]+[^\s?'"]*\?)([^\s'"#]*)(#[^\s'"]*)?""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
@@ -65,13 +67,18 @@ def masked(text: str) -> str:
     if len(text) > _MASKED_CHARS:
         text = f"{text[:_MASKED_CHARS]}... ({len(text)} characters)"
     if "@" in text:
-        text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
+        text = _CREDENTIALS.sub(_masked_credentials, text)
     return _QUERY.sub(_masked_query, text) if "?" in text else text
 
 
 def masked_path(path: str | os.PathLike[str]) -> str:
     """`masked` for the name of a file or directory, in whose place somebody may have given a URL."""
     return masked(os.fspath(path).encode("utf-8", "backslashreplace").decode())
+
+
+def _masked_credentials(found: re.Match[str]) -> str:
+    scheme = found[1] or ""
+    return found[0] if found[0] == scheme + _EXAMPLE else f"{scheme}{_HIDDEN}@"
 
 
 def _masked_query(found: re.Match[str]) -> str:

@@ -180,12 +180,14 @@ def peek(state: State, queue: str, limit: int, everything: bool) -> int:
     """
     with state.store() as store:
         queue_record(store, queue)
-        rows = store.magazines.scan(queue, limit=limit, pending_only=not everything)
+        rows = store.magazines.scan(queue, limit=limit + 1, pending_only=not everything)
     if not rows:
         if not state.json:
             output.remark(f"no message is waiting in {queue}")
         return exit_codes.NOTHING
-    show_messages(state, rows, failures=False)
+    show_messages(state, rows[:limit], failures=False)
+    if len(rows) > limit and not state.json:
+        output.remark(f"{limit:,}, there are more: -n shows more, 'ignis stats {queue}' counts them")
     return exit_codes.OK
 
 

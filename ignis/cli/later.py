@@ -53,6 +53,8 @@ def list_command(state: State, queue: str, limit: int) -> int:
     columns = ["due", "what", "attempt", "id", "key", "reason", "last error"]
     title = f"{output.number(total)} delayed message(s) of {queue}"
     output.table(columns, [_row(one) for one in found], title=title, right=["attempt"])
+    if total > len(found):
+        output.remark(f"{len(found):,} of {total:,}: -n shows more")
     return exit_codes.OK
 
 

@@ -332,6 +332,10 @@ def test_peek_claims_nothing(run: Run, url: str, app: Ignis) -> None:
     before = queue.main.metadata()
     shown = run("peek", "orders", "-n", "3", "-u", url, "--json").documents()
     assert [one["body"] for one in shown] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    cut = run("peek", "orders", "-n", "3", "-u", url)
+    assert '{"n":3}' not in cut.out
+    assert "3, there are more: -n shows more" in cut.out + cut.err
+    assert "there are more" not in str(run("peek", "orders", "-n", "5", "-u", url))
     assert {one["key"] for one in shown} == {"a"}
     assert queue.main.metadata() == before
     assert '{"n":0}' in run("peek", "orders", "-u", url).out

@@ -366,6 +366,23 @@ def test_a_bad_value_of_the_file_is_named_by_its_table() -> None:
         resolve(QueueSettings, {}, {"queue": {"orders": {"shards": 0}}}, name="orders", environ={})
 
 
+@pytest.mark.parametrize("section", ["broker", "client", "supervisor", "locks", "autoscaler", "spark", "relay"])
+def test_an_application_reads_all_of_the_file(section: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f"[{section}]\nno_such = 3\n", "utf-8")
+    with pytest.raises(ConfigError, match=rf"unknown {section} setting 'no_such' \(settings file, \[{section}\]\)"):
+        ignis.Ignis("memory://", config=tmp_path / "settings.toml")
+
+
+def test_a_setting_is_given_under_one_of_its_names() -> None:
+    app = ignis.Ignis("memory://")
+    with pytest.raises(
+        ConfigError, match=r"stuck_after_s is given twice \(argument\), as stuck_after and as stuck_after_s"
+    ):
+        app.queue("twice", bytes, stuck_after=400, stuck_after_s=500)
+    with pytest.raises(ConfigError, match=r"ack_retry_s is given twice \(settings file, \[consumer\]\)"):
+        resolve(ConsumerSettings, {}, {"consumer": {"ack_retry": 1, "ack_retry_s": 2}}, environ={})
+
+
 def test_what_an_argument_says_is_nobody_elses() -> None:
     with pytest.raises(ConfigError, match=r"outside 1 to 512$"):
         resolve(QueueSettings, {"shards": 0}, {"queue": {"shards": 9_999}}, environ={"IGNIS_QUEUE_SHARDS": "x"})

@@ -185,7 +185,14 @@ def test_a_url_in_the_place_of_something_else(
 
 @pytest.mark.parametrize(
     "text",
-    ["queue 'a' of user x@y", "{'mail': 'a@b'}", "/var/lib/a@b", "embedded:///x?create=false", "12:30 and 14:00"],
+    [
+        "queue 'a' of user x@y",
+        "{'mail': 'a@b'}",
+        "/var/lib/a@b",
+        "embedded:///x?create=false",
+        "12:30 and 14:00",
+        "nothing was given (ignis://user:password@host:port, or IGNIS_TOKEN)",
+    ],
 )
 def test_what_is_no_secret_is_left(text: str) -> None:
     assert masked(text) == text
