@@ -60,7 +60,6 @@ __all__ = [
     "check_name",
     "check_number",
     "check_queue_name",
-    "check_section",
     "check_sections",
     "check_text",
     "check_timeout",
@@ -837,15 +836,10 @@ def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = 
     A program calls it at its start, so that a misspelling in a section that it uses later is found at once.
     """
     for cls in SECTIONS:
-        check_section(cls, file, environ)
-
-
-def check_section(cls: type[_Settings], file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
-    """`check_sections` for one of them, with all its tables."""
-    resolve(cls, {}, file, environ=environ)
-    for name, own in file.get(cls.section, {}).items() if cls.named else ():
-        if isinstance(own, Mapping):
-            resolve(cls, {}, file, name=name, environ=environ)
+        resolve(cls, {}, file, environ=environ)
+        for name, own in file.get(cls.section, {}).items() if cls.named else ():
+            if isinstance(own, Mapping):
+                resolve(cls, {}, file, name=name, environ=environ)
 
 
 def resolve(
