@@ -29,7 +29,7 @@ from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk, make_pool
 from ignis.consumer.runner import Runner, message_name
-from ignis.consumer.taking import add_one, wait_for_memory
+from ignis.consumer.taking import wait_for_memory
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
@@ -332,9 +332,12 @@ class Consumer:
             self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
             self._acker.add_failed(chunk, index, failure)
 
+    def giving_back(self) -> contextlib.AbstractContextManager[Any]:
+        return self._dispatcher.handing_out
+
     def on_returned(self, first_id: int, count: int) -> None:
         chunk, start = self._in_hand.locate(first_id)
-        add_one(self._dispatcher.returned, (chunk, start, start + count))
+        self._dispatcher.take_back(chunk, start, start + count)
         self._claims.returned()
 
     @property
@@ -450,10 +453,11 @@ class Consumer:
         `Dispatcher.returned`, and what none takes back to the queue. Returns whether to look again soon."""
         free = False
         for worker in self._pool.holders:
-            seconds = worker.look(now_s)
-            if seconds is not None:
-                self._dispatcher.held_up(seconds)
-                worker.hand_over()
+            with self._dispatcher.handing_out:  # from then on it is given nothing until all that it had is there
+                seconds = worker.look(now_s)
+                if seconds is not None:
+                    self._dispatcher.held_up(seconds)
+                    worker.hand_over()
         for worker in self._pool.workers:
             free = free or not worker.held_up
         if not self._claims.stopping.is_set():

@@ -61,7 +61,9 @@ class Dispatcher:
         """How many are asked for."""
         self.handle_s = 0.0
         """What a message takes, as measured."""
-        self._again = threading.Lock()  # over taking from `returned`
+        self.handing_out = threading.RLock()
+        """Between looking at `returned` and giving a worker something on one side, and putting something there on the other: what
+        was claimed later must not go out in between."""
         self._spec = spec
         self._settings = settings
         self._pool = pool
@@ -200,12 +202,18 @@ class Dispatcher:
     def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
         """To the worker with the least to do, or to the end of `returned`."""
         # What waits there came first: a small chunk must not pass a large one that no worker took.
-        try:
-            if not self.returned and self._offer(chunk, start, stop):
-                return
-        except MemoryError:
-            pass  # no worker has it
-        add_one(self.returned, (chunk, start, stop))
+        with self.handing_out:
+            try:
+                if not self.returned and self._offer(chunk, start, stop):
+                    return
+            except MemoryError:
+                pass  # no worker has it
+            add_one(self.returned, (chunk, start, stop))
+
+    def take_back(self, chunk: Chunk, start: int, stop: int) -> None:
+        """A worker has not begun it. From any thread."""
+        with self.handing_out:
+            add_one(self.returned, (chunk, start, stop))
 
     def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
         """False when no worker takes it now."""
@@ -223,12 +231,12 @@ class Dispatcher:
 
     def hand_out_again(self) -> None:
         """From the front of `returned`, as much as the workers take now."""
-        with self._again:
+        with self.handing_out:
             self._hand_out_again()
 
     def take_returned(self) -> list[tuple[Chunk, int, int]]:
         """Everything in `returned`, in the order of the claims: it goes to nobody here. From any thread."""
-        with self._again:
+        with self.handing_out:
             return self._taken_returned()
 
     def _taken_returned(self) -> list[tuple[Chunk, int, int]]:

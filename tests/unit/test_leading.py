@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -24,6 +25,9 @@ class Sink:
     def on_done(self, first_id: int, count: int) -> None: ...
 
     def on_failed(self, request_id: int, failure: Failure) -> None: ...
+
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def on_returned(self, first_id: int, count: int) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.pools import Chunk, Pool, Worker
-from ignis.consumer.pools.base import COMMAND_HANDLE, INDEX_BITS, make_inbox
+from ignis.consumer.pools.base import COMMAND_HANDED_OVER, COMMAND_HANDLE, COMMAND_RETURNED, INDEX_BITS, make_inbox
 from ignis.consumer.pools.child import _ChildSink
 from ignis.consumer.pools.coroutine import CoroutinePool, _LoopWorker
 from ignis.consumer.pools.factory import make_pool
@@ -48,6 +49,9 @@ class Reports:
     def on_failed(self, request_id: int, failure: Failure) -> None:
         assert request_id not in self.failed
         self.failed[request_id] = failure
+
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def on_returned(self, first_id: int, count: int) -> None:
         self.returned += range(first_id, first_id + count)
@@ -795,3 +799,29 @@ def test_a_call_that_blocks_its_loop_and_has_ended_holds_up_nothing(pool_of: Mak
     go_on.set()
     eventually(lambda: reports.done == ids(chunk))
     assert not reports.returned and not worker.held_up
+
+
+def test_a_process_refuses_what_would_pass_what_it_has_given_back() -> None:
+    sent: list[tuple[int, int]] = []
+
+    class Outbox:
+        def send(self, message: bytes, timeout: float) -> None:
+            ((command, first_id, _),) = decode_frames(message, len(message))[0]
+            sent.append((command, first_id))
+
+    sink = _ChildSink(cast(Any, Outbox()), Histogram(HANDLING.bounds_s))
+    assert not sink.refused(50, 1)
+    sink.on_returned(10, 5)
+    sink.hand_over(20, 4)
+    assert sink.refused(30, 2), "it was sent before the parent heard of 10"
+    assert not sink.refused(10, 3), "nothing on its way comes before it"
+    assert sink.refused(13, 2)
+    sink.heard(1)
+    assert not sink.refused(13, 2), "30 is on its way, and comes behind it"
+    assert sink.refused(25, 1)
+    sink.heard(5)
+    assert not sink.refused(30, 2)
+    assert sent == [
+        (COMMAND_RETURNED, 10), (COMMAND_HANDED_OVER, 20), (COMMAND_HANDED_OVER, 30), (COMMAND_HANDED_OVER, 13),
+        (COMMAND_HANDED_OVER, 25),
+    ]  # fmt: skip

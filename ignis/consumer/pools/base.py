@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import abc
 import bisect
+import contextlib
 import itertools
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ignis.consumer.handler import Failure
 from ignis.consumer.outcome import by_worker
@@ -45,6 +46,7 @@ COMMAND_SAW_CANCEL = 9
 COMMAND_LOGGED = 10
 COMMAND_TRACED = 11
 COMMAND_HANDED_OVER = 12
+COMMAND_HEARD = 13
 
 _FRAME_OVERHEAD = 64
 
@@ -127,6 +129,9 @@ class Sink(Protocol):
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
         """To the sideline."""
+
+    def giving_back(self) -> contextlib.AbstractContextManager[Any]:
+        """While it lasts nothing is handed out: what is returned in it comes back at once. May be entered again by its thread."""
 
     def on_returned(self, first_id: int, count: int) -> None:
         """Not started; somebody else may."""
@@ -253,6 +258,9 @@ class Worker(abc.ABC):
         self._settle(first_id, count)
         self._sink.on_returned(first_id, count)
 
+    def giving_back(self) -> contextlib.AbstractContextManager[Any]:
+        return self._sink.giving_back()
+
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         self._sink.on_timing(messages, elapsed_s)
 
@@ -295,6 +303,10 @@ class Worker(abc.ABC):
         from there on are those it was at; the others were never started. When ``first_id`` is not owed, nothing was
         running. Without a ``failure`` what it was at stays claimed: that is the sweeper's.
         """
+        with self.giving_back():
+            self._settle_lost(first_id, count, failure)
+
+    def _settle_lost(self, first_id: int, count: int, failure: Failure | None) -> None:
         before = count > 0 and self.owes(first_id)
         left = count if before else 0
         while True:

@@ -161,7 +161,7 @@ def entry(spec: ChildSpec) -> None:
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
     sink = _ChildSink(outbox, durations)
-    work_inbox = FramesInbox(inbox)
+    work_inbox = FramesInbox(inbox, sink)
     forwarded = ForwardedLog(sink.log, lambda: _fields(spec.queue, inbox, work_inbox))
     forwarded.install(spec.log_levels)
     log_uncaught()
@@ -288,11 +288,14 @@ class HandOver:
             return False
         if time.monotonic_ns() // 1000 - since_us < HELD_UP_S * 1e6:
             return True
-        for first_id, count in self._loop.take_rest():
-            self._sink.hand_over(first_id, count)
-        for first_id, records in self._given.take_away():
+        for first_id, records in self._given.take_away(self._hand_over_rest):
             self._sink.hand_over(first_id, len(records))
         return False
+
+    def _hand_over_rest(self) -> None:
+        """Of the chunk that the loop is at: first, and before the loop can take the next one."""
+        for first_id, count in self._loop.take_rest():
+            self._sink.hand_over(first_id, count)
 
 
 def find_handler(module: str, name: str, queue: str) -> Registered:
@@ -351,6 +354,9 @@ class _ChildSink:
     def __init__(self, outbox: Channel, durations: Histogram) -> None:
         self._outbox = outbox
         self.durations = durations
+        self._returning = threading.Lock()  # reports of what comes back are counted in the order in which they are sent
+        self._returns = 0
+        self._unheard: list[tuple[int, int]] = []  # their number, and the first request id
         self._timed = 0
         self._elapsed_s = 0.0
 
@@ -396,12 +402,36 @@ class _ChildSink:
         """A line of the log, for `relog` in the parent."""
         self._send(encode_frame(COMMAND_LOGGED, 0, packed(told)))
 
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # it is the parent that hands out: see `refused`
+
     def on_returned(self, first_id: int, count: int) -> None:
-        self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))
+        self._return(COMMAND_RETURNED, first_id, count)
 
     def hand_over(self, first_id: int, count: int) -> None:
         """`on_returned` of what lies behind the call in progress. From any thread."""
-        self._send(encode_frame(COMMAND_HANDED_OVER, first_id, _encode(count)))
+        self._return(COMMAND_HANDED_OVER, first_id, count)
+
+    def _return(self, command: int, first_id: int, count: int) -> None:
+        with self._returning:
+            self._returns += 1
+            self._unheard.append((self._returns, first_id))
+            self._send(encode_frame(command, first_id, _encode(count)))
+
+    # What the parent sent before it heard of a return may have been claimed after what is on its way back, and would be handled
+    # before it: the order of a single worker. An id says what was claimed first. What comes before all that is on its way is
+    # taken, else two parts could be refused for each other's sake for ever.
+
+    def heard(self, count: int) -> None:
+        with self._returning:
+            self._unheard = [one for one in self._unheard if one[0] > count]
+
+    def refused(self, first_id: int, count: int) -> bool:
+        with self._returning:
+            overtakes = any(first_id > returned for _, returned in self._unheard)
+        if overtakes:
+            self.hand_over(first_id, count)
+        return overtakes
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         # Rides with the next report: not worth a message of its own.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
-from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
+from ignis.consumer.pools.base import COMMAND_HEARD, INBOX_CAPACITY, Part, Sink, frames_of
 from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.errors import ClosedError, PeerDiedError
@@ -39,13 +39,29 @@ class Inbox(Protocol):
         sooner. Raises ClosedError, PeerDiedError when no more will come."""
 
 
+class Returns(Protocol):
+    """What a process has given back, and its parent may not have heard of yet."""
+
+    def heard(self, count: int) -> None:
+        """The parent has heard so many reports before it sent what comes."""
+
+    def refused(self, first_id: int, count: int) -> bool:
+        """Whether a part is not to be handled, since something that was given back comes before it: then it is given back as
+        well."""
+
+
 class FramesInbox:
-    """The receiving side of a channel, in a process of its own."""
+    """The receiving side of a channel, in a process of its own.
+
+    Args:
+        returns: None = nothing is given back while more is sent.
+    """
 
     poll_s = 0.2
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, returns: Returns | None = None) -> None:
         self._channel = channel
+        self._returns = returns
         self._taken: list[Part] = []
         self._taking = threading.Lock()  # a channel has one receiver at a time
 
@@ -62,11 +78,13 @@ class FramesInbox:
         self._taken = parts or self._taken
         return parts
 
-    def take_away(self) -> list[Part]:
-        """What was sent and not taken, from another thread; nothing while the loop takes."""
+    def take_away(self, rest: Callable[[], None]) -> list[Part]:
+        """What was sent and not taken, from another thread. Before it takes that it calls ``rest``, while the loop cannot take
+        anything; it does nothing of both while the loop takes."""
         if not self._taking.acquire(blocking=False):
             return []
         try:
+            rest()
             return self._receive(INBOX_CAPACITY, 0)
         finally:
             self._taking.release()
@@ -75,7 +93,14 @@ class FramesInbox:
         parts: list[Part] = []
         for message in self._channel.recv_many(most, wait_s):
             frames = frames_of(message)
-            parts.append((frames[0][1], [record for _, _, record in frames]))
+            command, first_id, _ = frames[0]
+            if self._returns is not None:
+                if command == COMMAND_HEARD:
+                    self._returns.heard(first_id)
+                    continue
+                if self._returns.refused(first_id, len(frames)):
+                    continue
+            parts.append((first_id, [record for _, _, record in frames]))
         return parts
 
 
@@ -270,13 +295,14 @@ class WorkLoop:
         if current > first:
             self._sink.on_timing(current - first, time.monotonic() - began)
         if rest < end:
-            self._sink.on_returned(rest, end - rest)
-            self._return_inbox()
+            self._return_all(rest, end - rest)
 
-    def _return_inbox(self) -> None:
-        """Gives back what lies in the inbox as well: it was claimed after what was just given back."""
-        for first, records in self._inbox.take(INBOX_CAPACITY, 0):
-            self._sink.on_returned(first, len(records))
+    def _return_all(self, rest: int, count: int) -> None:
+        """Gives back the rest of a chunk, and what lies in the inbox as well, which was claimed after it."""
+        with self._sink.giving_back():
+            self._sink.on_returned(rest, count)
+            for first, records in self._inbox.take(INBOX_CAPACITY, 0):
+                self._sink.on_returned(first, len(records))
 
     def _report(self, start: int, stop: int) -> None:
         if stop > start:

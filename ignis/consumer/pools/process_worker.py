@@ -18,6 +18,7 @@ from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_HANDED_OVER,
+    COMMAND_HEARD,
     COMMAND_LOGGED,
     COMMAND_PROGRESS,
     COMMAND_RETURNED,
@@ -35,12 +36,12 @@ from ignis.consumer.pools.base import (
 )
 from ignis.consumer.pools.child_log import log_levels, relog
 from ignis.consumer.work import Work, note_seen, open_work
-from ignis.errors import ClosedError, PeerDiedError, WorkerStartError
+from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
 from ignis.history import parsed
 from ignis.log_format import event_text
 from ignis.message import REASON_CANCELLED, REASON_CRASH
-from ignis.native import Channel
+from ignis.native import Channel, encode_frame
 from ignis.retries import Backoff
 from ignis.safe_msgpack import ANY_NUMBER, decoder
 from ignis.stack_file import StackFile
@@ -92,6 +93,9 @@ class ProcessWorker(Worker):
         """The process has imported the handler's module and opened its channels."""
         self.start_error: str | None = None
         self._lock = threading.Lock()  # between handing over and taking back
+        self._heard = self._told_heard = (
+            0  # reports of what comes back, and how many of them the process knows to be heard
+        )
         inbox, outbox = pool.directory / f"{number}.in", pool.directory / f"{number}.out"
         classes = inbox_classes(pool.max_record_bytes)
         self.inbox = Channel.create(
@@ -145,9 +149,24 @@ class ProcessWorker(Worker):
         with self._lock:
             # One that has died and is not accounted for yet still owes what it gets here, and gives it back then: asking the
             # system for its life would cost more than the sending.
-            if self.leaving:
+            return not self.leaving and self._tell_heard() and self._send(self.inbox, chunk, start, stop)
+
+    def _tell_heard(self) -> bool:
+        """So that the process knows what was sent before, see `child.Returns`. False when the inbox has no room."""
+        if self._told_heard == self._heard:
+            return True
+        try:
+            if not self.inbox.try_send(encode_frame(COMMAND_HEARD, self._heard, b"")):
                 return False
-            return self._send(self.inbox, chunk, start, stop)
+        except (ClosedError, NativeError):
+            return False
+        self._told_heard = self._heard
+        return True
+
+    def _hear_return(self) -> None:
+        """What was reported waits for a worker now, and nothing passes it."""
+        with self._lock:
+            self._heard += 1
 
     def leave(self, stop: bool) -> None:
         """Asks the process to give back what it has not started, and with ``stop`` to end."""
@@ -259,11 +278,13 @@ class ProcessWorker(Worker):
                     self.on_failed(request_id, Failed.of(reason, error, parsed(attempts), again=after))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
+                    self._hear_return()
                 elif command == COMMAND_HANDED_OVER:  # from behind the call that it goes on with
                     count = _decode(payload)
                     with self._lock:
                         self._disown(request_id, count)
                     self._sink.on_returned(request_id, count)
+                    self._hear_return()
                 elif command == COMMAND_STARTED:
                     self.ready = True
                     self._pool.on_ready()

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.outcome import overrun_failure
@@ -43,8 +44,11 @@ class _Reports:
         with self._worker.listening():
             self._worker.on_failed(request_id, failure)
 
+    def giving_back(self) -> contextlib.AbstractContextManager[Any]:
+        return self._worker.giving_back()
+
     def on_returned(self, first_id: int, count: int) -> None:
-        with self._worker.listening():
+        with self.giving_back(), self._worker.listening():  # in that order, as who hands out has it
             self._worker.on_returned(first_id, count)
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:

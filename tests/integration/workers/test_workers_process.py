@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,22 @@ def test_more_and_fewer_processes(app: ignis.Ignis, journal: Journal) -> None:
     assert all(journal.counts()[f"end {n}"] == 1 for n in range(6))
     eventually(lambda: not any(alive(pid) for pid in set(three) - set(pids(queue))))
     assert sidelined(queue) == []
+
+
+def test_one_process_keeps_the_order_while_more_is_published(app: ignis.Ignis, journal: Journal) -> None:
+    """What lies behind a slow message is taken back, and what was claimed meanwhile does not pass it."""
+    queue = jobs.register(app, "jobs", "process", concurrency=1)
+    app.start()
+    total = 0
+    for lot in range(100):
+        naps = lot % 8 == 3
+        queue.publish_many(
+            [{"n": total + n, "do": "nap" if naps and n == 7 else "none"} for n in range(20)], key=lambda _: "one"
+        )
+        total += 20
+        time.sleep(0.02)
+    wait_idle(queue)
+    assert [line for line in journal.lines() if line.startswith("start")] == [f"start {n}" for n in range(total)]
 
 
 def alive(pid: int) -> bool:
