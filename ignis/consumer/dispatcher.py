@@ -86,9 +86,10 @@ class Dispatcher:
         """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
         settings = self._settings
         if self._spec.batch_size is not None:
-            # Two batches; of a handler that is quick as much as of one that takes messages one by one.
+            # Two batches for each that runs; of a handler that is quick as much as of one that takes messages one by one.
             soon = int(settings.chunk_target_s / self.handle_s) if self.handle_s else 0
-            return settings.max_chunk, 2 * max(self._spec.batch_size, min(soon, settings.max_chunk))
+            at_once = self._spec.batch_size * (self.workers if self._spec.pool == "async" else 1)
+            return settings.max_chunk, 2 * max(at_once, min(soon, settings.max_chunk))
         if self._spec.pool == "async":
             # One worker runs them all: at least one waiting for each that runs, more where they are quick, and none where they
             # are slow: it could be with somebody else.

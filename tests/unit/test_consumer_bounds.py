@@ -22,6 +22,7 @@ BOUNDS = {
     "process": MAX_UNACKED + WORKERS * 2 * MAX_CHUNK,
     "batch": MAX_UNACKED + WORKERS * 2 * BATCH,
     "async": MAX_UNACKED + 2 * max(WORKERS, MAX_CHUNK),
+    "async batch": MAX_UNACKED + WORKERS * 2 * BATCH,
 }
 
 
@@ -44,8 +45,8 @@ def test_what_a_consumer_has_claimed_is_bounded_by_its_settings(
             held.append(queue.main.in_flight())
             await asyncio.sleep(0)
 
-        if form == "batch":
-            queue.handler(handle, concurrency=WORKERS, batch_size=BATCH)
+        if "batch" in form:
+            queue.handler(handle_async if "async" in form else handle, concurrency=WORKERS, batch_size=BATCH)
         else:
             queue.handler(handle_async if form == "async" else handle, concurrency=WORKERS)
     queue.publish_many([{"n": n, "do": "none"} for n in range(COUNT)])
@@ -55,6 +56,27 @@ def test_what_a_consumer_has_claimed_is_bounded_by_its_settings(
         held.append(queue.main.in_flight())
     wait_idle(queue)
     assert MAX_CHUNK < max(held) <= BOUNDS[form]
+
+
+def test_as_many_batches_of_a_coroutine_function_run_as_were_asked_for(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=2)
+    most, running = 0, 0
+    full = asyncio.Event()
+
+    @queue.handler(concurrency=6, batch_size=4)
+    async def handle(numbers: list[int]) -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        if running == 6:
+            full.set()
+        await asyncio.wait_for(full.wait(), WAIT_S)
+        running -= 1
+
+    queue.publish_many(range(6 * 4 * 3))
+    app.start()
+    wait_idle(queue)
+    assert most == 6
 
 
 def test_an_orderly_stop_reloads_what_it_had_not_begun(

@@ -47,5 +47,5 @@ class Caller(Peer, Protocol):
     def over_outbound(self) -> bool:
         """Whether it leaves more unread than it may: then it is given nothing more."""
 
-    def in_pieces(self, work: Work) -> None:
-        """Long work for one request: what the client asks for behind it waits until it is done."""
+    def in_pieces(self, work: Work, nbytes: int = 0) -> None:
+        """Long work for one request, which holds so many bytes: what the client asks for behind it waits until it is done."""

@@ -247,7 +247,7 @@ class ConsumerCommands:
         session = self._session
         count = count_runs(request.payload, at)
         if count > MOST_RUNS:
-            session.in_pieces(self._take_up_in_pieces(request, magazine, at, count, then))
+            session.in_pieces(self._take_up_in_pieces(request, magazine, at, count, then), len(request.payload))
             return
         runs = unpack_runs(request.payload, at)
         mine = self._claims.take(magazine, runs)

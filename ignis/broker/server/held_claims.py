@@ -18,7 +18,7 @@ class Holds(Protocol):
     closed: bool
     application: Application | None
 
-    def in_pieces(self, work: Work) -> None:
+    def in_pieces(self, work: Work, nbytes: int = 0) -> None:
         """Long work, before what the client asks for next."""
 
 

@@ -1,9 +1,11 @@
-"""Frames that are still arriving, over all connections of a broker: what memory they hold, and for how long.
+"""What was received, over all connections of a broker: the memory of frames that still arrive and of requests that wait for the
+store, and for how long a frame may arrive.
 
-A connection's own memory grows as the bytes of a frame come, up to ``max_frame_bytes``. What all of them hold together
-is bounded here: above ``max_receive_bytes`` a connection whose frame needs more memory stands in line and is not read
-until others gave some back. One at a time, the first in line, goes on regardless: nobody waits for somebody who waits
-too. Time bounds the rest, so that nobody holds memory, or the others up, by being slow or by saying nothing:
+A connection's own memory grows as the bytes of a frame come, up to ``max_frame_bytes``. What all of them hold together, with
+what waits for the store, is bounded here: above ``max_receive_bytes`` a connection whose frame needs more memory stands in line
+and is not read until others gave some back. One at a time, the first in line, goes on regardless of other frames that arrive:
+nobody waits for somebody who waits too. It does not go on regardless of what waits for the store, which gets less by itself.
+Time bounds the rest, so that nobody holds memory, or the others up, by being slow or by saying nothing:
 
 * a frame has ``frame_timeout_s`` to arrive, and as long again for every MiB of it;
 * while others stand in line, what came of it, if it is 4 KiB or more, must have come ten times as fast;
@@ -60,12 +62,25 @@ class ReceiveLimits:
         self._line: dict[Sends, float] = {}
         """Who stands in line, in order, and since when."""
         self._favoured: Sends | None = None
+        self.backlog_bytes = 0
+        """Of requests that wait for the store or are at it."""
         self._looked_s: float | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Memory of incomplete frames."""
-        return self._area.carried_bytes
+        """Memory of incomplete frames, and of requests that are not carried out yet."""
+        return self._area.carried_bytes + self.backlog_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more waits for the store than there is to be."""
+        return self.backlog_bytes > self._limit_bytes
+
+    def count_backlog(self, size: int) -> None:
+        """A request waits for the store from now on; with a negative ``size``, it has been there."""
+        self.backlog_bytes += size
+        if size < 0 and self._line:
+            self._go_on()
 
     @property
     def waiting(self) -> int:
@@ -107,7 +122,7 @@ class ReceiveLimits:
         passed = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now
         late = []
-        room = self._limit_bytes - self._area.carried_bytes
+        room = self._limit_bytes - self.held_bytes
         for session, since in self._since.items():
             size, came = session.arriving.frame_bytes, session.arriving.buffered_bytes
             if session.unread:
@@ -130,7 +145,7 @@ class ReceiveLimits:
         return self._timeout_s * (1 + size / (1 << 20))
 
     def _fits(self, needs: int) -> bool:
-        return self._area.carried_bytes + needs <= self._limit_bytes
+        return self.held_bytes + needs <= self._limit_bytes
 
     def _go_on(self) -> None:
         """Reads again from those that stand in line, in order, as far as there is memory."""
@@ -140,11 +155,11 @@ class ReceiveLimits:
             needs = first.arriving.needs_bytes
             if self._fits(promised + needs):
                 promised += needs
-            elif self._favoured is None:
+            elif self._favoured is None and (not self.backlog_bytes or self.backlog_bytes + needs <= self._limit_bytes):
                 self._favoured = first
             else:
                 break
             del self._line[first]
             first.resume(_REASON)
-        used_up = self._area.carried_bytes > self._limit_bytes
+        used_up = self.held_bytes > self._limit_bytes
         self._area.read_bytes = _NARROW_BYTES if used_up else self._wide_bytes

@@ -30,6 +30,12 @@ _MOST_RUNS = 64
 _AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
 _MOST_LOOKS = 2
 """Requests of one connection that read what may be much, at a time. They take turns with those of others."""
+_LISTS = frozenset({
+    int(Command.RENEW_CLAIMS), int(Command.RESUME), int(Command.RELOAD), int(Command.DELETE), int(Command.DELETE_WAITING),
+    int(Command.TRANSFER), int(Command.RUN_NOW), int(Command.CANCEL_LATER),
+})  # fmt: skip
+_LONG_BYTES = 1 << 20
+"""Of a request with a list of runs: such are carried out one after another, since they take twenty times as much meanwhile."""
 _CROWDED_BYTES = 65_536
 """Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"
@@ -41,7 +47,7 @@ class RequestQueue:
     def __init__(self, session: Caller) -> None:
         self._session = session
         self._settings = session.context.settings
-        self._state = session.context.state
+        self._receiving = session.context.receiving
         self._threads = session.context.threads
         self._unread = session.context.unread
         self._waiting: deque[Request] = deque()
@@ -154,7 +160,8 @@ class RequestQueue:
             self._looks += looks
             room = unread.begin() if bulky else 0
             self._count_call(1)
-            self._threads.call(self._call, self._called, (request, room), looks=looks)
+            long = request.command in _LISTS and len(request.payload) > _LONG_BYTES
+            self._threads.call(self._call, self._called, (request, room), looks=looks, long=long)
 
     def _count_call(self, by: int) -> None:
         """What a call has claimed for a connection that is gone meanwhile goes back through its application."""
@@ -163,11 +170,11 @@ class RequestQueue:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        self._state.backlog_bytes += size
+        self._receiving.count_backlog(size)
 
     def _allowed_bytes(self) -> int:
         most = self._settings.max_outbound_bytes
-        return min(_CROWDED_BYTES, most) if self._state.backlog_bytes > self._settings.max_receive_bytes else most
+        return min(_CROWDED_BYTES, most) if self._receiving.crowded else most
 
     def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
         """Carries out the request, in a thread of the store's. ``room``: bytes that a large answer may take."""

@@ -245,15 +245,22 @@ class Session(Connection):
         """Returns the magazine that an UNSUBSCRIBE or CREDIT is about, see `ConsumerCommands.magazine_of`."""
         return self.consuming.magazine_of(payload)
 
-    def in_pieces(self, work: Work) -> None:
-        """Long work for one request. What the client asks for behind it waits, and no more is read, until it is done."""
+    def in_pieces(self, work: Work, nbytes: int = 0) -> None:
+        """Long work for one request. What the client asks for behind it waits, and no more is read, until it is done.
+
+        Args:
+            nbytes: memory that the request holds until then.
+        """
         application = self.application
         assert application is not None
+        receiving = self.context.receiving
+        receiving.count_backlog(nbytes)
         self._pieces += 1
         application.calls += 1
         self.pause("pieces")
 
         def done() -> None:
+            receiving.count_backlog(-nbytes)
             self._pieces -= 1
             application.calls -= 1
             if self.closed:

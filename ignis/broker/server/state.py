@@ -32,7 +32,7 @@ class BrokerState:
     """Counters that only rise, unless said otherwise. Belongs to the event loop."""
 
     __slots__ = (
-        "backlog_bytes", "bytes_in", "bytes_out", "connections_seen", "delivered", "denied", "draining", "errors",
+        "bytes_in", "bytes_out", "connections_seen", "delivered", "denied", "draining", "errors",
         "messages_in", "protocol_errors", "redelivered", "refused", "sidelined", "timeouts",
     )  # fmt: skip
 
@@ -40,8 +40,6 @@ class BrokerState:
         self.draining = False
         """The broker takes no new work: it ends."""
         self.bytes_in = self.bytes_out = self.messages_in = 0
-        self.backlog_bytes = 0
-        """Bytes of requests of all connections that wait for the store or are at it, now."""
         self.connections_seen = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
         self.sidelined = SidelinedCounts()

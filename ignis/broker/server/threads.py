@@ -38,6 +38,8 @@ class BrokerThreads:
         self._store = ThreadPool(count, "ignis-broker-store")
         # Apart, because reading much takes its time: who looks must not hold up who publishes or consumes.
         self._look = ThreadPool(_LOOK_THREADS, "ignis-broker-look")
+        # Apart, and one: a list of a million runs takes some 300 MiB while it is at the store.
+        self._long = ThreadPool(1, "ignis-broker-long")
         self._flush = ThreadPool(_FLUSH_THREADS, "ignis-broker-flush")
         self._auth = ThreadPool(_AUTH_THREADS, "ignis-broker-auth")
         # Apart, because a password check is made to be slow: strangers must hold up neither the store's threads nor tokens.
@@ -56,10 +58,11 @@ class BrokerThreads:
         failed: Callable[[BaseException], None] | None = None,
         *,
         looks: bool = False,
+        long: bool = False,
     ) -> None:
         """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
-        ``failed(exception)``; with ``looks`` in one of those that do nothing else but read."""
-        self._submit(self._look if looks else self._store, work, done, argument, failed)
+        ``failed(exception)``; with ``looks`` in one of those that do nothing else but read, with ``long`` one behind another."""
+        self._submit(self._long if long else self._look if looks else self._store, work, done, argument, failed)
 
     def flush_call(
         self, work: Callable[[None], R], done: Callable[[R], None], failed: Callable[[BaseException], None]
@@ -80,7 +83,7 @@ class BrokerThreads:
 
     def close(self, timeout_s: float) -> bool:
         """Ends the threads; False when some are still at work after the timeout of each kind. In any thread."""
-        kinds = (self._store, self._look, self._flush, self._auth, self._passwords)
+        kinds = (self._store, self._look, self._long, self._flush, self._auth, self._passwords)
         return not [one for one in kinds if not one.close(timeout_s)]
 
     def _submit(

@@ -337,10 +337,10 @@ def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
     ask = store_requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
         sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
-        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + (512 << 10)
+        assert broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) <= (1 << 20) + (512 << 10)
         wire.send_nothing_more()
         go_on.set()
-        eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
+        eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
 
 
 def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
@@ -352,11 +352,41 @@ def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
         with stuck_store(broker) as go_on:
             for wire in wires:
                 sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
-            assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
+            assert broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
             for wire in wires:
                 wire.send_nothing_more()
             go_on.set()
-            eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
+            eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
+
+
+def test_long_lists_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight connections with one list of 4 MiB each, where 6 MiB and one frame more may wait in all."""
+    settings = {"max_receive_bytes": 6 << 20, "store_threads": 1}
+    ask = requests.ack("orders", {0: range(1, 600_001, 2)})
+    frame = encode_frame(ask.command, 5, ask.payload)
+    assert len(frame) > 4 << 20
+    with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(greeted(broker.port)) for _ in range(8)]
+        receiving, go_on = broker.broker.receiving, threading.Event()
+        magazines = broker.broker.applications[0].store.magazines
+        renew_claims = magazines.renew_claims
+
+        def slow(*args: Any, **options: Any) -> Any:
+            assert go_on.wait(WAIT_S)
+            return renew_claims(*args, **options)
+
+        monkeypatch.setattr(magazines, "renew_claims", slow)
+        senders = [threading.Thread(target=wire.sock.sendall, args=(frame,), daemon=True) for wire in wires]
+        try:
+            for sender in senders:
+                sender.start()
+            eventually(lambda: broker.on_loop(lambda: receiving.waiting) >= 6)
+            assert broker.on_loop(lambda: receiving.held_bytes) <= (6 << 20) + len(frame) + (256 << 10)
+        finally:
+            go_on.set()
+        for wire in wires:
+            assert wire.receive()[0] in (Command.ERROR, Command.RESULT)
+        eventually(lambda: broker.on_loop(lambda: receiving.held_bytes) == 0)
 
 
 def test_what_all_leave_unread_together(memory_url: str) -> None:
@@ -568,7 +598,7 @@ def test_a_denied_request_is_answered_before_it_has_come(memory_url: str) -> Non
         for wire in (none, web):
             wire.send(Command.PING, 99)
             assert wire.receive()[:2] == (Command.PONG, 99)
-        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0
+        assert broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0
         remembered = [key for user in users.users.values() for key in user._permissions._remembered]
         assert all(len(queue) <= 512 for _, queue in remembered)
 
