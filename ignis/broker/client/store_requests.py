@@ -79,7 +79,7 @@ def load_one(magazine: str, shard: int, batch: PackedBatch, ttl_s: Ttl) -> Outgo
 def load_once(
     magazine: str,
     batches: Batches,
-    ttl_s: float | None,
+    ttl_s: Ttl,
     remember_s: float,
     dues_ms: Sequence[Sequence[int]] | None = None,
 ) -> ClientRequest[list[LoadedOnce]]:

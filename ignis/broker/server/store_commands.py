@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.commands import OWN_TTL, Command
 from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.later_payloads import spread_dues, unpack_dues
@@ -103,7 +103,9 @@ def _load_once(asked: Asked) -> Reply:
     name, ttl_ms, batches = unpack_send_batch(asked.payload, at)
     if name.decode("utf-8", "replace") != head.magazine:
         raise BadRequestError("LOAD_ONCE names two magazines")
-    if ttl_ms > _MOST_TTL_MS:
+    if ttl_ms == OWN_TTL:
+        ttl_ms = asked.app.facts.ttl_ms(head.magazine)
+    elif ttl_ms > _MOST_TTL_MS:
         raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
     dues_ms = spread_dues(runs, [batch.count for _, batch in batches]) if head.delayed else None
     done = asked.app.store.magazines.load_once(

@@ -318,6 +318,15 @@ def as_user(broker: RunningBroker, rules: str) -> Any:
     return broker.client(token=f"somebody|{rules}", timeout_s=WAIT_S)
 
 
+def test_ids_that_are_loaded_once_live_as_long_as_the_queue_says(broker: RunningBroker) -> None:
+    """Without a time to live of their own, as in every payload of a SEND_BATCH."""
+    with broker.client() as client:
+        client.ask(requests.create_queue("mine", {"shards": 1, "codec": "raw", "message_expiry_s": 3600}))
+        batches = [(0, PackedBatch.pack([encode_record(b"x")]))]
+        client.ask(store_requests.load_once("mine", batches, "queue", 60))
+        assert sum(one.load_counter for one in client.ask(store_requests.metadata("mine"))) == 1
+
+
 def test_nothing_comes_into_a_later_magazine_without_a_time(tmp_path: Path) -> None:
     """Whether and when it came would be nobody's promise."""
     with RunningBroker(f"embedded://{tmp_path}/store", authenticator=Tokens()) as broker:
