@@ -227,7 +227,7 @@ BROKER = _shown(
     _counter("ignis_broker_sidelined_total", "messages", "Put aside: refused, or held by too many lost connections.", "reason"),
     _plain("ignis_broker_ring_depth", "requests", "That wait for the store."),
     _plain("ignis_broker_ring_bytes", "", "Of these requests."),
-    _plain("ignis_broker_receive_bytes", "", "Of memory, of frames that are still arriving."),
+    _plain("ignis_broker_receive_bytes", "", "Of memory, of frames that still arrive and requests that wait."),
     _plain("ignis_broker_outbound_bytes", "", "That clients have not read."),
     _counter("ignis_broker_connections_refused_total", "connections", "Refused."),
     _counter("ignis_broker_requests_refused_total", "requests", "Over the limit of their connection."),
