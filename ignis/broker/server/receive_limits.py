@@ -147,6 +147,11 @@ class ReceiveLimits:
     def _fits(self, needs: int) -> bool:
         return self.held_bytes + needs <= self._limit_bytes
 
+    def _has_room_for(self, frame_bytes: int) -> bool:
+        """Whether a whole frame may wait for the store beside what does already. One that is hardly smaller than the limit must
+        come through too, while others are asked for all the time."""
+        return self.backlog_bytes <= max(self._limit_bytes - frame_bytes, self._limit_bytes // 4)
+
     def _go_on(self) -> None:
         """Reads again from those that stand in line, in order, as far as there is memory."""
         promised = 0
@@ -155,7 +160,7 @@ class ReceiveLimits:
             needs = first.arriving.needs_bytes
             if self._fits(promised + needs):
                 promised += needs
-            elif self._favoured is None and (not self.backlog_bytes or self.backlog_bytes + needs <= self._limit_bytes):
+            elif self._favoured is None and self._has_room_for(first.arriving.frame_bytes):
                 self._favoured = first
             else:
                 break
