@@ -38,6 +38,9 @@ class Child:
             status = 1
             try:
                 os.close(reading)
+                # As a process of its own has it, whatever other tests have set here.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, [])
                 run(lambda text: _write(writing, text))
                 status = 0
             except BaseException:
