@@ -71,9 +71,8 @@ class AppSettings:
         if clock is not None and not callable(clock):
             raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
-        check_sections(
-            self.file
-        )  # also what is used later or by another program, such as a policy that no handler names yet
+        # Also what is used later or by another program, such as a policy that no handler names yet.
+        check_sections(self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         self.schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)

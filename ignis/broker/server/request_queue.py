@@ -32,10 +32,10 @@ _MOST_LOOKS = 2
 """Requests of one connection that read what may be much, at a time. They take turns with those of others."""
 _LISTS = frozenset({
     int(Command.RENEW_CLAIMS), int(Command.RESUME), int(Command.RELOAD), int(Command.DELETE), int(Command.DELETE_WAITING),
-    int(Command.TRANSFER), int(Command.RUN_NOW), int(Command.CANCEL_LATER),
+    int(Command.TRANSFER), int(Command.DEFER), int(Command.RUN_NOW), int(Command.CANCEL_LATER),
 })  # fmt: skip
 _LONG_BYTES = 1 << 20
-"""Of a request with a list of runs: such are carried out one after another, since they take twenty times as much meanwhile."""
+"""Of a request with a list of runs or moves: such are carried out one after another. They take twenty times as much meanwhile."""
 _CROWDED_BYTES = 65_536
 """Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"

@@ -93,9 +93,8 @@ class ProcessWorker(Worker):
         """The process has imported the handler's module and opened its channels."""
         self.start_error: str | None = None
         self._lock = threading.Lock()  # between handing over and taking back
-        self._heard = self._told_heard = (
-            0  # reports of what comes back, and how many of them the process knows to be heard
-        )
+        # Reports of what comes back, and how many of them the process knows to be heard.
+        self._heard = self._told_heard = 0
         inbox, outbox = pool.directory / f"{number}.in", pool.directory / f"{number}.out"
         classes = inbox_classes(pool.max_record_bytes)
         self.inbox = Channel.create(
@@ -152,7 +151,7 @@ class ProcessWorker(Worker):
             return not self.leaving and self._tell_heard() and self._send(self.inbox, chunk, start, stop)
 
     def _tell_heard(self) -> bool:
-        """So that the process knows what was sent before, see `child.Returns`. False when the inbox has no room."""
+        """So that the process knows what was sent before, see `loop.Returns`. False when the inbox has no room."""
         if self._told_heard == self._heard:
             return True
         try:

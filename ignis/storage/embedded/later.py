@@ -189,9 +189,8 @@ class EmbeddedLater(KeepsLater):
             self._catalogue.forget_name(later_of(magazine))
             if shards and not 0 <= min(shards) <= max(shards) < main.shards:
                 raise self._catalogue.no_shard(main, shards)
-            main.log.flush(
-                refuse=False
-            )  # which notices that the directory was moved, before a file is written where it was
+            # Which notices that the directory was moved, before a file is written where it was.
+            main.log.flush(refuse=False)
             keep_later(self._store.directory.path)
             try:
                 return call(main, self._catalogue.declare_later(main, later_of(magazine)))
