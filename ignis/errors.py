@@ -7,6 +7,7 @@ error is about are attributes, not only text. "Empty" and "need more" are result
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -667,7 +668,7 @@ class UnauthenticatedError(BrokerError):
 class PermissionDeniedError(BrokerError):
     """The user may not give this command for this queue. For DECLARE it means that the queue does not exist, or that the user
     may not see it, and that a user with ``manage`` must make it; for SCHEDULES, that the rest of QUEUE_REPLACE would be allowed.
-    Attributes: ``command``, ``queue``."""
+    Attributes: ``command``, ``queue``, and ``words``: those of the users file that allow the command, each for itself."""
 
     code = "permission_denied"
 
@@ -683,9 +684,16 @@ class PermissionDeniedError(BrokerError):
         super().__init__(text)
         self.command = command
         self.queue = queue
+        self.words: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return (type(self), (self.command, self.queue))
+    def tell_words(self, words: Sequence[str]) -> None:
+        """Adds the words of the users file that allow the command, where the text does not say them already."""
+        self.words = tuple(words)
+        if len(words) > 1 and (self.command != "DECLARE" or not self.queue):
+            self.args = (f"{self}: that takes {', '.join(words[:-1])} or {words[-1]}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.command, self.queue), {"args": self.args, "words": self.words})
 
 
 _TOO_MANY = {

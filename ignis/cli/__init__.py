@@ -112,10 +112,7 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
     if isinstance(exc, QueueNotEmptyError):  # the library says what its argument is called
         message = message.replace("with force", "with --force")
     if isinstance(exc, PermissionDeniedError):
-        from ignis.broker.auth.permissions import words_for
-
-        words = words_for(exc.command)
-        message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"
+        message += "; see 'ignis broker user list' at the broker"
     output.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)
     return code
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ignis.broker.auth.passwords import hash_password, new_token
-from ignis.broker.auth.permissions import GROUPS
 from ignis.broker.auth.users_file import Token, User, editing, load_users
+from ignis.broker.protocol.permission_words import GROUPS
 from ignis.cli import exit_codes, output
 from ignis.cli.other_words import WordGroup
 from ignis.cli.state import State, common_options, pass_state

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from ignis.broker.auth import authenticator, passwords
 from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.peer_certificate import common_name
-from ignis.broker.auth.permissions import FREE, GROUPS, Permissions, Rule
+from ignis.broker.auth.permissions import FREE, Permissions, Rule
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.throttle import Throttle
 from ignis.broker.auth.users_file import Token, User, Users, editing, load_users
+from ignis.broker.protocol.permission_words import GROUPS
 from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
 
 SECRET = "correct horse battery staple"

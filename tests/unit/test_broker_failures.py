@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -10,7 +11,7 @@ from ignis import errors
 from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.errors import failure_of, to_exception
 from ignis.broker.protocol.payloads import Failure
-from ignis.errors import BrokerError, IgnisError
+from ignis.errors import BrokerError, IgnisError, PermissionDeniedError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, IgnisError)]
 SAMPLES = {"str": "some text", "int": 17, "float": 2.5, "bool": False, "tuple[str, ...]": ("a", "b")}
@@ -47,6 +48,31 @@ def test_arguments_of_another_release() -> None:
     found = to_exception(Failure("too_many_requests", "too many", True, False, [1, 2, "three", 4, 5, 6]))
     assert isinstance(found, BrokerError)
     assert "too many" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("denied", "says"),
+    [
+        (
+            PermissionDeniedError("SEND", "orders"),
+            "no permission for SEND on queue 'orders': that takes publish, work or all",
+        ),
+        (PermissionDeniedError("STATS"), "no permission for STATS: that takes look:* or all:*"),
+    ],
+)
+def test_a_refusal_says_which_words_allow_it(denied: PermissionDeniedError, says: str) -> None:
+    received = to_exception(failure_of(denied))
+    assert isinstance(received, PermissionDeniedError)
+    assert str(received) == says
+    assert str(pickle.loads(pickle.dumps(received))) == says
+    assert received.words == tuple(says.partition("takes ")[2].replace(" or ", ", ").split(", "))
+
+
+def test_a_refusal_that_says_it_already_says_it_once() -> None:
+    received = to_exception(failure_of(PermissionDeniedError("DECLARE", "orders")))
+    assert isinstance(received, PermissionDeniedError)
+    assert received.words == ("manage", "all")
+    assert "that takes" not in str(received)
 
 
 def test_an_error_that_is_not_ours_says_nothing_of_the_inside() -> None:

@@ -89,9 +89,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.broker.protocol": (
         "commands in_flight",
         "encoding payloads",
-        "array_values errors later_payloads",
+        "array_values later_payloads",
         "table",
-        "screening",
+        "permission_words screening",
+        "errors",
         "machine",
     ),
     "ignis.broker.server": (

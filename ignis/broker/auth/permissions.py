@@ -6,41 +6,14 @@ import re
 from collections.abc import Iterable
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.table import TABLE, WORDS, About
+from ignis.broker.protocol.permission_words import GROUPS, WHOLE
+from ignis.broker.protocol.table import TABLE, About
 from ignis.errors import ConfigError
 
-__all__ = ["FREE", "GROUPS", "Permissions", "Rule", "words_for"]
-
-GROUPS: dict[str, frozenset[str]] = {
-    word: frozenset(Command(number).name for number, row in TABLE.items() if word in row.words.split())
-    for word in WORDS
-}
-"""The commands of each word, from the table of commands. ``work`` is what a worker process needs of a queue: claim, retire,
-sideline, recover."""
-
-_WHOLE: dict[str, frozenset[str]] = {
-    word: frozenset(Command(number).name for number, row in TABLE.items() if f"{word}*" in row.words.split())
-    for word in WORDS
-}
-"""The commands that a word includes in a rule for ``*`` only."""
+__all__ = ["FREE", "Permissions", "Rule"]
 
 FREE = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.CONNECTION) | {"PONG"}
 """Commands that are about the connection and need no permission."""
-
-_ABOUT_BROKER = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.BROKER)
-_MAKING = "DECLARE"
-"""The command that is refused to whoever may open a queue and not make it."""
-
-
-def words_for(command: str) -> list[str]:
-    """Returns the words of the users file that include a command, with ``:*`` behind when only in a rule for ``*``."""
-    if command == _MAKING:
-        return ["manage", "all"]
-    found = [word for word in WORDS if command in GROUPS[word]]
-    if found and command not in _ABOUT_BROKER:
-        return [*found, "all"]
-    return [*(f"{word}:*" for word in WORDS if word in found or command in _WHOLE[word]), "all:*"]
-
 
 _COMMAND = re.compile(r"[A-Z][A-Z_]{1,31}\Z")
 _QUEUE = re.compile(r"(?:[A-Za-z0-9._-]{1,128}\*?|\*)\Z")
@@ -72,7 +45,7 @@ class Rule:
                 self.everything = True
             elif word in GROUPS:
                 commands |= GROUPS[word]
-                whole |= _WHOLE[word]
+                whole |= WHOLE[word]
             elif _COMMAND.match(word):
                 commands.add(word)
             else:

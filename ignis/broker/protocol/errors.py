@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ignis import errors
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import Failure
-from ignis.errors import BadRequestError, BrokerError, IgnisError
+from ignis.broker.protocol.permission_words import words_for
+from ignis.errors import BadRequestError, BrokerError, IgnisError, PermissionDeniedError
 from ignis.message import as_utf8
 
 __all__ = ["failure_of", "to_exception"]
@@ -30,6 +32,13 @@ def failure_of(exc: BaseException, *, fatal: bool = False) -> Failure:
 
 def to_exception(failure: Failure) -> IgnisError:
     """The exception that the failure names; a BrokerError with its text where this side does not know the code."""
+    made = _made_of(failure)
+    if isinstance(made, PermissionDeniedError) and made.command in Command.__members__:
+        made.tell_words(words_for(made.command))
+    return made
+
+
+def _made_of(failure: Failure) -> IgnisError:
     kind = _by_code.get(failure.code)
     if kind is None:
         unknown = BrokerError(f"{failure.code}: {failure.message}")

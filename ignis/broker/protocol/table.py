@@ -4,7 +4,7 @@ A row says what the command is about, whose it is, and what stands in its payloa
 be, and what happens to it when a connection or a broker ends.
 
 From it follow the requests of both clients and of the store over the broker, what of a large frame is read, and what a broker
-that drains still takes. The permissions with the words of the users file (`GROUPS` in ``permissions.py``) follow too.
+that drains still takes. The permissions with the words of the users file (`GROUPS` in ``permission_words.py``) follow too.
 ``docs/security.md`` shows the permissions; a test compares the two, and asks a broker for every command in every role.
 """
 

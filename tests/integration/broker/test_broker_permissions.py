@@ -15,7 +15,7 @@ import pytest
 import ignis
 from ignis import errors
 from ignis.broker.auth.authenticator import KnownUser
-from ignis.broker.auth.permissions import FREE, words_for
+from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.users_file import User
 from ignis.broker.client.client_request import ClientRequest
@@ -24,6 +24,7 @@ from ignis.broker.protocol import later_payloads, payloads
 from ignis.broker.protocol.commands import ANSWERS, Command
 from ignis.broker.protocol.encoding import pack, unpack, unpack_value
 from ignis.broker.protocol.payloads import Failure
+from ignis.broker.protocol.permission_words import words_for
 from ignis.broker.protocol.table import TABLE, WORDS
 from ignis.cli import main
 from ignis.native import PackedBatch, encode_record
