@@ -9,6 +9,7 @@ import queue as queues_
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ from ignis.control.sweeper import Sweeper
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
 from ignis.log_format import event_text
 from ignis.main_guard import check_start
+from ignis.process_hooks import FORKS, at_exit
 from ignis.queue_table import QueueTable
 from ignis.stacks import start_thread
 from ignis.stop_signals import stop_signals
@@ -30,6 +32,20 @@ from ignis.upkeep import timers_of, upkeep_stalled
 __all__ = ["AppRunning"]
 
 log = logging.getLogger("ignis.app")
+
+_started: weakref.WeakSet[AppRunning] = weakref.WeakSet()
+
+
+def _say_running() -> None:
+    """At the end of a process whose main thread has nothing more to do: the threads that handle messages end with it."""
+    if any(one.running and one.started_at_fork == FORKS[0] for one in list(_started)):
+        log.warning(
+            event_text(
+                "ended_while_running",
+                "the process ends while an application runs: what is in hand is handled again later, elsewhere; "
+                "app.run() instead of app.start() waits for a signal, app.close() lets handlers finish",
+            )
+        )
 
 
 class AppRunning:
@@ -66,6 +82,7 @@ class AppRunning:
         self._stop_timeout_s = stop_timeout_s
         self._check_consuming = check_consuming
         self.running = False
+        self.started_at_fork = FORKS[0]
         self.paused = False
         self._ready = False
         self.drained = True
@@ -99,7 +116,9 @@ class AppRunning:
             if not chosen and not templates:
                 raise ConfigError("no queue of this application has a handler")
             self._failure = None
-            self.running = True
+            self.running, self.started_at_fork = True, FORKS[0]
+            _started.add(self)
+            at_exit(_say_running)
             try:
                 with without_means("the application cannot be started"):
                     self._check_consuming()

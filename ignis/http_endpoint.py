@@ -82,6 +82,9 @@ _MISDIRECTED = json_reply(
 )
 
 
+_NO_METRICS = "prometheus-client is missing: pip install 'ignis-mq[metrics]'"
+
+
 class Exposition(Protocol):
     """Metrics as text, see `ignis.metrics.Exposition`."""
 
@@ -91,11 +94,12 @@ class Exposition(Protocol):
 
 
 def metrics_route(make: Callable[[], Exposition]) -> Route:
-    """What ``/metrics`` answers; 501 where the package that ``make`` needs is missing."""
+    """What ``/metrics`` answers; 501 where the package that ``make`` needs is missing, which is logged now."""
     try:
         exposition = make()
     except ModuleNotFoundError:
-        return lambda rest: json_reply(501, {"error": "prometheus-client is missing: pip install 'ignis-mq[metrics]'"})
+        log.warning(event_text("metrics_missing", "/metrics will answer 501: %s"), _NO_METRICS)
+        return lambda rest: json_reply(501, {"error": _NO_METRICS})
     return lambda rest: Reply(200, exposition.text(), exposition.content_type)
 
 

@@ -257,6 +257,23 @@ def test_closing_stops_what_was_started_by_itself(app: ignis.Ignis, caplog: pyte
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [("pass", True), ("app.close()", False), ("os.fork() or sys.exit()\nos.wait()\napp.close()", False)],
+    ids=["running", "closed", "a child that was forked"],
+)
+def test_a_program_that_ends_while_its_application_runs_says_so(last: str, says: bool) -> None:
+    program = f"""
+import os, sys, ignis
+app = ignis.Ignis("memory://ending")
+app.queue("numbers", int).handler()(print)
+app.start()
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert ("app.run() instead of app.start()" in done.stderr) is says
+
+
 def test_no_thread_is_left_after_a_stop(app: ignis.Ignis) -> None:
     async def coroutine(message: int) -> None: ...
 

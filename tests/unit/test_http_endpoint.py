@@ -18,7 +18,7 @@ import pytest
 import ignis
 from ignis import http_endpoint
 from ignis.errors import AddressInUseError, ConfigError
-from ignis.http_endpoint import HttpEndpoint, Reply, parse_bind
+from ignis.http_endpoint import HttpEndpoint, Reply, metrics_route, parse_bind
 from ignis.supervisor.http_routes import app_endpoint
 from tests.support import WAIT_S, eventually, wait_idle
 
@@ -64,6 +64,20 @@ def test_routes(endpoint: HttpEndpoint) -> None:
     for path in ("/", "/ones", "/one/more", "/../etc/passwd"):
         assert fetch(port, path)[0] == 404
     assert fetch(port, "/one", "POST")[0] == 501
+
+
+def test_metrics_without_their_package_are_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Any:
+        raise ModuleNotFoundError("prometheus_client")
+
+    endpoint = HttpEndpoint("0", {"/metrics": metrics_route(make)})
+    try:
+        assert "pip install 'ignis-mq[metrics]'" in caplog.text
+        status, answer = fetch_json(endpoint.port, "/metrics")
+        assert status == 501
+        assert answer["error"] in caplog.text
+    finally:
+        endpoint.close()
 
 
 def asked_for(port: int, *hosts: str) -> int:
