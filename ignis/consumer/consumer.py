@@ -348,7 +348,7 @@ class Consumer:
         with self._lock:
             self.counts.timed_s += elapsed_s
             self.counts.timed += messages
-        self._dispatcher.measured(elapsed_s / messages)
+        self._dispatcher.measured(messages, elapsed_s)
 
     def _name_of(self, first_id: int, count: int) -> str:
         """Of messages in hand, for the log."""

@@ -72,9 +72,12 @@ class Dispatcher:
         self._counts = counts
         self._on_failed = on_failed
 
-    def measured(self, each_s: float) -> None:
-        # A slow message must shrink the next chunk at once; speed is trusted slowly.
-        weight = 0.5 if each_s > self.handle_s else 0.2
+    def measured(self, messages: int, seconds: float) -> None:
+        """So many took so long together."""
+        each_s = seconds / messages
+        # A slow message must shrink the next chunk at once; speed is trusted by how many messages have shown it. The first one
+        # of a queue begins with cold caches, and perhaps behind many other threads: it says little.
+        weight = 0.5 if each_s > self.handle_s else messages / (messages + 4)
         self.handle_s = each_s if not self.handle_s else self.handle_s + weight * (each_s - self.handle_s)
 
     def held_up(self, seconds: float) -> None:
