@@ -71,6 +71,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         broker_connections,
         broker_steps,
         channel,
+        consumers,
         delays,
         handover,
         latency,
@@ -91,7 +92,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         "broker": broker.run, "connections": broker_connections.run, "broker-steps": broker_steps.run,
         "store": store.run, "latency": latency.run, "steps": steps.run, "memory": memory.run,
         "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
-        "delays": delays.run,
+        "delays": delays.run, "consumers": consumers.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -134,6 +135,7 @@ _add("store", ("store",), "Durable publishing and draining with acknowledgement.
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
 _add("steps", ("steps",), "Where the time of a lone message goes, step by step, beside a floor in C.")
 _add("delays", ("delays",), "Delayed messages: how exactly they come, and what they cost beside plain ones.")
+_add("consumers", ("consumers",), "Many consumers of one queue, and many queues with one each, in one process.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
 _add("aerospike", ("aerospike",), "Publish, drain and latency on Aerospike beside call by call; needs a server.")
 _add("locks", ("locks",), "A lock on Aerospike beside the bare client calls; needs a server.")

@@ -32,8 +32,8 @@ CONNECTIONS = (1, 16)
 BATCHES = {100: 1_000, 1_024: 1_000, 10_240: 100}
 HEADLINE = {100: 100_000, 1_024: 50_000, 10_240: 10_000}
 """AeroMQ's own figures, messages a second."""
-_MOST_RUNS = 3
-_LATENCY_RUNS = 2
+_MOST_RUNS = 5
+_LATENCY_RUNS = 5
 _SHARE = 0.5
 """Of ``seconds``, for publishing in one run: there are many."""
 _CONSUME_FACTOR = 6.0

@@ -156,7 +156,7 @@ def _produce(gate: Gate, url: str, durability: str, size: int, counter: str) -> 
     from ignis.storage.embedded.magazines import EmbeddedMagazines
 
     readings = _Readings()
-    readings.around(EmbeddedMagazines, "load", "load", "loaded")
+    readings.around(EmbeddedMagazines, "load_body", "load", "loaded")
     now_ns, rows = time.monotonic_ns, []
     with ignis.Ignis(url) as app, _counter(counter) as handled:
         queue = app.queue("bench", bytes, shards=32, durability=durability)
