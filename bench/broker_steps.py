@@ -160,9 +160,9 @@ def _one_run(options: Options, durability: str, times: dict[str, list[int]]) -> 
             2 * _TIMEOUT_S,
         )
     starts = [at for _, at in served]
-    ends = [row["publish"] for row in published[1:]] + [starts[-1] + 1]
-    for row, end in zip(published, ends, strict=True):
-        first, last = bisect.bisect_left(starts, row["publish"]), bisect.bisect_left(starts, end)
+    next_ones = [row["publish"] for row in published[1:]] + [starts[-1] + 1]
+    for row, next_one in zip(published, next_ones, strict=True):
+        first, last = bisect.bisect_left(starts, row["publish"]), bisect.bisect_left(starts, next_one)
         for name, at in served[first:last]:
             row.setdefault(name, at)
         for step, begins, ends in _STEPS:
