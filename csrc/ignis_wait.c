@@ -46,6 +46,11 @@ void ign_futex_wake_all(_Atomic uint32_t *word)
     (void)syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void ign_futex_wake_one(_Atomic uint32_t *word)
+{
+    (void)syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
 #else
 
 /* Where no public cross-process futex can be relied on (macOS before 14.4): short sleeps that grow to 200 us. */
@@ -67,6 +72,11 @@ int ign_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
 void ign_futex_wake_all(_Atomic uint32_t *word)
 {
     (void)word; /* sleepers poll */
+}
+
+void ign_futex_wake_one(_Atomic uint32_t *word)
+{
+    (void)word;
 }
 
 #endif

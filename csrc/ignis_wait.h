@@ -38,6 +38,7 @@ uint64_t ign_now_ns(void);
 /* Sleeps while *word == seen: IGN_OK when woken, changed or interrupted (look again), IGN_TIMEOUT after timeout_ns. */
 int ign_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns);
 void ign_futex_wake_all(_Atomic uint32_t *word);
+void ign_futex_wake_one(_Atomic uint32_t *word);
 
 /* Sleeper: announce, then look at the condition with seq_cst, then sleep on the returned value. */
 static inline uint32_t ign_event_announce(ign_event *event)

@@ -33,6 +33,15 @@ include "_store_errors.pxi"
 cdef extern from "ignis_wait.h" nogil:
     void ign_fork_watch()
 
+cdef extern from "ignis_turn.h" nogil:
+    ctypedef struct ign_turn:
+        pass
+    bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
+    void ign_turn_give(ign_turn *turn)
+
+cdef ign_turn interpreter_turn              # of the threads that come back with messages: see ignis_turn.h
+cdef uint64_t TURN_NS = 10000000000         # then the interpreter lock is waited for without a turn
+
 
 cdef enum:
     LISTING_BYTES = 1 << 16
@@ -665,7 +674,7 @@ cdef class Log:
         cdef Firing firing
         cdef Call call
         cdef list pieces = []
-        cdef bint reading = records, more = False, one_fits = first, waits = not at_once
+        cdef bint reading = records, more = False, one_fits = first, waits = not at_once, turn
         cdef uint64_t left = whole(limit, "limit", 0, 1 << 62), bytes_left = whole(max_bytes, "max_bytes", 0, 1 << 62)
         cdef uint64_t taken
         cdef uint32_t i
@@ -679,6 +688,9 @@ cdef class Log:
                 self._enter()
                 with nogil:
                     firing_claim(self._store, number, &firing, reading, &call)
+                    turn = waits and ign_turn_take(&interpreter_turn, TURN_NS)
+                if turn:
+                    ign_turn_give(&interpreter_turn)
                 if firing.fire.later:
                     self._later = True
                 if call.rc == IGN_NEED_MORE:
@@ -722,7 +734,7 @@ cdef class Log:
         cdef uint64_t began_ms = ignis_rising_ms(), now = ign_now_ns(), spin = thread_spin_ns(), left = timeout_ns(timeout)
         cdef uint64_t deadline = now + left
         cdef uint32_t known = <uint32_t>seen, found = 0, i
-        cdef bint inside = False, more, due = False
+        cdef bint inside = False, more, due = False, turn = False
         cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
         cdef Moving moving
         moving.pause_ns = moving.again_ns = 0
@@ -750,7 +762,10 @@ cdef class Log:
                                 firing_claim(self._store, number, &firing, True, &call)
                                 while call.rc == IGN_NEED_MORE:
                                     firing_claim(self._store, number, &firing, True, &call)
+                                turn = ign_turn_take(&interpreter_turn, TURN_NS)
                         now = ign_now_ns()
+                    if turn:
+                        ign_turn_give(&interpreter_turn)
                     if found != known or now >= deadline or self._closing:
                         break
                     spin = 0
