@@ -1,5 +1,7 @@
 #include "ignis_turn.h"
 
+#include <errno.h>
+
 #include "ignis_wait.h"
 
 enum { FREE, TAKEN, AWAITED };
@@ -13,19 +15,26 @@ bool ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
     }
     if (atomic_compare_exchange_strong_explicit(&turn->word, &free, TAKEN, memory_order_acquire, memory_order_relaxed))
         return true;
+    int kept = errno;
+    bool ours = true;
     /* The word says AWAITED from here on as long as anybody may sleep, so that each who gives it wakes the next. */
     uint64_t until = ign_now_ns() + timeout_ns;
     while (atomic_exchange_explicit(&turn->word, AWAITED, memory_order_acquire) != FREE) {
         uint64_t now = ign_now_ns();
-        if (now >= until)
-            return false;
+        if (now >= until) {
+            ours = false;
+            break;
+        }
         (void)ign_futex_wait(&turn->word, AWAITED, until - now);
     }
-    return true;
+    errno = kept;
+    return ours;
 }
 
 void ign_turn_give(ign_turn *turn)
 {
+    int kept = errno;
     if (atomic_exchange_explicit(&turn->word, FREE, memory_order_release) == AWAITED)
         ign_futex_wake_one(&turn->word);
+    errno = kept;
 }

@@ -17,7 +17,8 @@ typedef struct ign_turn {
     _Atomic uint32_t generation;
 } ign_turn;
 
-/* Waits for the turn for at most so long. True when it is ours, to be given; false after the bound. */
+/* Waits for the turn for at most so long. True when it is ours, to be given; false after the bound. Both keep errno: what the
+ * thread comes back with may be a failure that is still to be told. */
 bool ign_turn_take(ign_turn *turn, uint64_t timeout_ns);
 void ign_turn_give(ign_turn *turn);
 

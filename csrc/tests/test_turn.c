@@ -2,6 +2,7 @@
 #ifdef __linux__
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -52,7 +53,9 @@ static void a_bound_is_kept(void)
     ign_turn turn = {0};
     CHECK(ign_turn_take(&turn, 0));
     uint64_t began = ign_now_ns();
+    errno = EIO;
     CHECK(!ign_turn_take(&turn, 30000000));
+    CHECK_EQ(errno, EIO); /* the wait ended with ETIMEDOUT */
     uint64_t took = ign_now_ns() - began;
     CHECK(took >= 29000000 && took < 2000000000);
     ign_turn_give(&turn);
