@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 2 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
