@@ -218,11 +218,13 @@ class ThreadClaims(Claims):
             self.wake()
 
     def fail(self) -> None:
-        super().fail()
         self.leading.end(0)
+        super().fail()
 
     def end(self, timeout: float) -> bool:
         until = time.monotonic() + timeout
+        # Before the leader is told: a thread that may still lead would be sent away, and come back, again and again.
+        self.leading.end(0)
         self.stopping.set()
         self._room.set()
         self.wake()

@@ -276,3 +276,25 @@ def test_a_store_that_cannot_be_read_ends_the_claims_and_spins_nobody(
     assert len(calls) == 1
     assert time.process_time() - began < 0.15
     assert app.stop() is True
+
+
+def test_nobody_leads_again_and_again_while_a_stop_is_announced(
+    memory_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app(memory_url)
+    queue = app.queue("stopping", bytes)
+    queue.handler(concurrency=2)(lambda body: None)
+    app.start()
+    claims: Any = queue.consumer._claims  # type: ignore[union-attr]
+    eventually(lambda: claims.leading._leader is not None)
+    looks: list[float] = []
+    look_round, wake = claims._look_round, claims.wake
+
+    def slow_wake() -> None:
+        wake()
+        time.sleep(0.2)  # others have the interpreter before the end is announced any further
+
+    monkeypatch.setattr(claims, "_look_round", lambda: (looks.append(time.monotonic()), look_round()))
+    monkeypatch.setattr(claims, "wake", slow_wake)
+    app.stop(WAIT_S)
+    assert len(looks) < 10
