@@ -28,6 +28,7 @@ from ignis.config import (
 )
 from ignis.errors import ConfigError
 from ignis.near_names import meant
+from ignis.urls import absolute
 
 __all__ = ["AppSettings", "refuse_arguments"]
 
@@ -58,7 +59,7 @@ class AppSettings:
     ) -> None:
         self.file = load_file(config)
         found, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
-        self.url = found or None
+        self.url = absolute(found) if found else None
         self.client_id = check_name(client_id, "client_id")
         self.farm_id = check_name(farm_id, "farm_id")
         self.resources = _mapping(resources, "resources")

@@ -6,10 +6,12 @@ makes it. What is not known to be harmless is left out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from urllib.parse import quote
 
-__all__ = ["masked", "masked_path", "redacted"]
+__all__ = ["absolute", "masked", "masked_path", "redacted"]
 
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
@@ -27,6 +29,18 @@ _EXAMPLE = "user:password@"
 _MASKED_CHARS = 2_000
 _QUERY = re.compile(r"""(:[/\\]+[^\s?'"]*\?)([^\s'"#]*)(#[^\s'"]*)?""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
+
+
+def absolute(url: str) -> str:
+    """The URL of a store's directory that is relative to the current one, from the root: it must not mean another directory
+    once the process has changed its own. Any other URL as it is."""
+    scheme, separator, place = url.partition("://")
+    first = re.split(r"[/?#]", place, maxsplit=1)[0]
+    if scheme not in ("embedded", "relay") or not separator or first not in (".", ".."):
+        return url
+    with contextlib.suppress(OSError):  # the current directory is gone: who opens the store says so
+        return f"{scheme}://{quote(os.getcwd())}{place[1:] if first == '.' else '/' + place}"
+    return url
 
 
 def redacted(url: object) -> str:

@@ -17,6 +17,7 @@ from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import ConfigError, MainGuardError
 from ignis.main_guard import imported_by_worker
+from ignis.urls import absolute
 
 __all__ = ["find_app", "sweep", "worker"]
 
@@ -84,7 +85,7 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
     if given.autoscale is not None:
         raise click.UsageError("--autoscale needs --processes")
     app = find_app(target)
-    app.url = state.url or app.url
+    app.url = absolute(state.url) if state.url else app.url
     app.client_id = state.client_id or app.client_id
     app.farm_id = state.farm_id or app.farm_id
     return worker_processes.work_here(state, app, given)

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import ignis
 from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreFormatError, StoreUnreachableError
+from ignis.urls import absolute
 from tests.support import WAIT_S, NewThreads, eventually, wait_idle
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -65,6 +67,28 @@ def test_where_the_url_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert app.consumer_settings.max_consumers == 7
     assert app.queue("jobs").settings.shards == 3
     assert "memory://argument" in repr(app)
+
+
+@pytest.mark.parametrize("place", ["./first/st", "../st?durability=none"])
+def test_a_relative_url_means_the_directory_in_which_the_application_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_app: MakeApp, place: str
+) -> None:
+    made, later = tmp_path / "a b", tmp_path / "later"
+    made.mkdir()
+    later.mkdir()
+    monkeypatch.chdir(made)
+    app = new_app(f"embedded://{place.partition('?')[0]}")
+    monkeypatch.chdir(later)
+    app.queue("jobs", bytes).publish(b"1")
+    assert (made / place.partition("?")[0]).is_dir()
+    assert not list(later.iterdir())
+    assert absolute(f"relay://{place}") == f"relay://{quote(str(later))}/{place.removeprefix('./')}"
+    assert absolute("embedded://.?create=0") == f"embedded://{quote(str(later))}?create=0"
+
+
+@pytest.mark.parametrize("url", ["embedded:///var/st", "embedded://...", "memory://./st", "relay:/x", "", "embedded://.st/x"])
+def test_other_urls_are_left_alone(url: str) -> None:
+    assert absolute(url) == url
 
 
 def test_no_store_is_named() -> None:
