@@ -25,6 +25,7 @@ if sys.version_info >= (3, 14):
     _UNEVALUATED["annotation_format"] = annotationlib.Format.STRING
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_CONTEXT_NAMES = ("ctx", "context")
 _NO_CLASSES = (object, typing.Any, typing.Union, types.UnionType)
 """What is a class, on some versions of Python, and does not say what a value is."""
 _ALSO_TAKES: dict[Any, tuple[Any, ...]] = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
@@ -61,7 +62,7 @@ def check_handler(fn: object, what: str) -> None:
 
 
 def check_expected(fn: Callable[..., Any], what: str, kind: Any, batched: bool, context: type) -> None:
-    """Raises ConfigError where the annotation of the first argument contradicts what the handler will get.
+    """Raises ConfigError where the annotation of the first or second argument contradicts what the handler will get.
 
     Only what can be told for certain is refused: an annotation that cannot be evaluated, or is more than the name of a class
     with its arguments, is let through, and so is another class than the queue's: see `check_kind`.
@@ -73,10 +74,15 @@ def check_expected(fn: Callable[..., Any], what: str, kind: Any, batched: bool, 
         batched: whether it gets lists, because of ``batch_size``.
         context: the class of the second argument.
     """
-    expected = _first_annotation(fn)
+    expected = _annotation(fn, 0)
     name = f"{what}: {_name(fn)}"
     if expected is context:
         raise ConfigError(f"{name} takes the context first; the message comes first: fn({HANDLER_FORMS[1]})")
+    if takes_context(fn) and not _may_be(context, second := _annotation(fn, 1)):
+        raise ConfigError(
+            f"{name} takes {_said(second)} second, but what comes second is the context: fn({HANDLER_FORMS[1]}); an argument of "
+            "its own needs a default value, or functools.partial"
+        )
     if batched:
         if not _may_be(list, expected):
             raise ConfigError(
@@ -93,7 +99,7 @@ def check_expected(fn: Callable[..., Any], what: str, kind: Any, batched: bool, 
 def check_kind(fn: Callable[..., Any], what: str, kind: Any) -> None:
     """Raises ConfigError where the first argument is annotated with another class than ``kind``, that of the queue's messages
     (None = any JSON value), and no value is of both. For a handler without middleware, which might replace the body."""
-    expected = _first_annotation(fn)
+    expected = _annotation(fn, 0)
     if kind is None or expected is None or _may_be(kind, expected):
         return
     if _class_of(kind) in _ALSO_TAKES.get(_class_of(expected), ()):
@@ -105,14 +111,18 @@ def check_kind(fn: Callable[..., Any], what: str, kind: Any) -> None:
 
 
 def takes_context(fn: Callable[..., Any]) -> bool:
-    """Whether a handler is called with the context as well."""
+    """Whether a handler is called with the context as well. A second argument that has a default value is the handler's own,
+    such as ``got=got`` of a closure, unless its name or its annotation says that it is the context."""
     signature = _signature(fn)
     if signature is None:
         return True
     parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return True
-    return sum(parameter.kind in _POSITIONAL for parameter in parameters) >= 2
+    second = _positional(signature, 1)
+    if second is None or second.default is second.empty:
+        return second is not None
+    return second.name in _CONTEXT_NAMES or "Context" in str(second.annotation)
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -123,6 +133,11 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def _positional(signature: inspect.Signature, index: int) -> inspect.Parameter | None:
+    found = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+    return found[index] if index < len(found) else None
+
+
 def _takes(signature: inspect.Signature, count: int) -> bool:
     try:
         signature.bind(*range(count))
@@ -131,19 +146,19 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _first_annotation(fn: Callable[..., Any]) -> Any:
-    """What the first argument is annotated with; None where it is with nothing, or with what cannot be evaluated now."""
+def _annotation(fn: Callable[..., Any], index: int) -> Any:
+    """What that positional argument is annotated with; None where it is with nothing, or with what cannot be evaluated now."""
     signature = _signature(fn)
-    first = next(iter(signature.parameters.values()), None) if signature is not None else None
-    if first is None or first.kind not in _POSITIONAL or first.annotation is first.empty:
+    one = _positional(signature, index) if signature is not None else None
+    if one is None or one.annotation is one.empty:
         return None
     plain: Any = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
     if not hasattr(plain, "__globals__") and not hasattr(plain, "__func__"):
         plain = getattr(type(plain), "__call__", plain)  # noqa: B004 - what is evaluated is the class's function
     names = getattr(getattr(plain, "__func__", plain), "__globals__", {})
-    holder = types.SimpleNamespace(__annotations__={"first": first.annotation})
+    holder = types.SimpleNamespace(__annotations__={"one": one.annotation})
     try:
-        return typing.get_type_hints(holder, names)["first"]
+        return typing.get_type_hints(holder, names)["one"]
     except Exception:  # whatever the annotation names may not exist, or only for a type checker
         return None
 

@@ -501,6 +501,10 @@ def context_first(ctx: Context, order: dict[str, Any]) -> None:
     pass
 
 
+def number_second(order: dict[str, Any], number: int) -> None:
+    pass
+
+
 class Row(TypedDict):
     n: int
 
@@ -537,9 +541,41 @@ CONTRADICTIONS: list[tuple[Callable[..., Any], Any, dict[str, Any], str]] = [
     (functools.partial(on_one), dict, {"batch_size": 10}, "gets a list of messages"),
     (context_first, dict, {}, r"the message comes first: fn\(message, ctx\)"),
     (context_first, None, {"batch_size": 10}, "the message comes first"),
+    (number_second, dict, {}, r"takes int second, but what comes second is the context: fn\(message, ctx\)"),
     (on_one, dict, {"batch_wait_s": 2}, "batch_wait_s = 2 is for batches; give batch_size too"),
     (on_one, dict, {"batchsize": 2}, "unknown option 'batchsize'; is batch_size meant"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("fn", "given"),
+    [
+        (lambda message, got=7: got, 7),
+        (lambda message, ctx=None: type(ctx), Context),
+        (lambda message, context=None: type(context), Context),
+        (lambda message, delivery: type(delivery), Context),
+        (lambda message, *rest: type(rest[0]), Context),
+    ],
+)
+def test_a_second_argument_with_a_default_is_the_handlers_own(fn: Callable[..., Any], given: Any) -> None:
+    seen: list[Any] = []
+
+    @functools.wraps(fn)
+    def handler(*args: Any) -> None:
+        seen.append(fn(*args))
+
+    assert run(handler) is None
+    assert seen == [given]
+
+
+def test_a_second_argument_that_is_annotated_as_context_gets_it() -> None:
+    seen: list[Any] = []
+
+    def handler(message: Any, delivery: Context | None = None) -> None:
+        seen.append(type(delivery))
+
+    assert run(handler) is None
+    assert seen == [Context]
 
 
 @pytest.mark.parametrize(("fn", "kind", "options", "says"), CONTRADICTIONS)
