@@ -44,10 +44,13 @@ class Point:
     shards: int = 32
     queues: int = 1
     durability: str = "none"
+    alone: bool = False
 
     @property
     def batch(self) -> int:
-        """Messages loaded by one call: bounded in number and in bytes."""
+        """Messages loaded by one call: bounded in number and in bytes, or one."""
+        if self.alone:
+            return 1
         return max(1, min(_LARGEST_BATCH, self.count // self.queues, _BATCH_BYTES // self.size_bytes))
 
     @property
@@ -206,6 +209,10 @@ def curve_points(curve: str, most: int, durability: str, per_point: int) -> list
     match curve:
         case "backlog":
             return [(f"{n:,} messages", Point(n, durability=durability)) for n in _powers(1_000, most, 10)]
+        case "alone":
+            return [
+                (f"{n:,} messages", Point(n, durability=durability, alone=True)) for n in _powers(100_000, most, 10)
+            ]
         case "shards":
             return [
                 (f"{n} shards", Point(per_point, shards=n, durability=durability))
@@ -225,7 +232,7 @@ def curve_points(curve: str, most: int, durability: str, per_point: int) -> list
             return [(f"{most:,} B", Point(most // 10_000, size_bytes=10_000, durability=durability))]
 
 
-_MOST = {"backlog": 10_000_000, "shards": 512, "queues": 1_000, "size": 1 << 20, "cold": 50_000_000_000}
+_MOST = {"backlog": 10_000_000, "alone": 10_000_000, "shards": 512, "queues": 1_000, "size": 1 << 20, "cold": 50_000_000_000}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -244,7 +251,8 @@ def main(
     curves: tuple[str, ...], most: float | None, durability: str, messages: int, runs: int, directory: Path,
     json_path: Path | None,
 ) -> None:  # fmt: skip
-    """Curves: backlog, shards, queues, size, cold (a store larger than memory, its pages dropped; needs root)."""
+    """Curves: backlog, alone (loaded one at a time), shards, queues, size, cold (a store larger than memory, its pages dropped;
+    needs root)."""
     options = Options(runs=runs, directory=directory.resolve(), json_path=json_path)
     recorder = Recorder(options)
     show_environment(options)
