@@ -80,7 +80,7 @@ int ign_pack_check(const uint8_t *src, size_t len, uint32_t max_integers, ign_pa
                 return IGN_OK;
             if ((what & INTEGER) == 0)
                 return stop(found, src, first, IGN_E_INVALID);
-            if ((what & FIXED) >= 4 && ++in.integers > max_integers)
+            if ((what & FIXED) >= 2 && ++in.integers > max_integers)
                 return stop(found, src, first, IGN_E_TOO_LARGE);
         }
         uint64_t size = what & FIXED;

@@ -2,7 +2,7 @@
  *
  * A decoder without a type makes a dict of a map. Text and bytes are hashed with a secret of the process. Arrays (tuples there),
  * maps, floats and extensions are not: a few thousand keys of one hash make the dict take seconds, and no other thread runs
- * meanwhile. Integers have no secret either, so a map may have only so many of 32 bits or more. Smaller ones are too few to be chosen
+ * meanwhile. Integers have no secret either, so a map may have only so many of 16 bits or more. Smaller ones are too few to be chosen
  * from. Nil and booleans are three keys at most.
  *
  * The bytes are walked once, in the order in which a decoder makes objects of them. Where they are cut short or are no
@@ -24,7 +24,7 @@ typedef struct ign_pack_found {
 } ign_pack_found;
 
 /* IGN_OK: there is nothing of the kind. Else *found says where the first one is: IGN_E_INVALID, a key of such a type;
- * IGN_E_TOO_LARGE, a map's key of 32 bits or more behind `max_integers` others; IGN_FULL, more than IGN_PACK_MAX_DEPTH arrays and maps in
+ * IGN_E_TOO_LARGE, a map's key of 16 bits or more behind `max_integers` others; IGN_FULL, more than IGN_PACK_MAX_DEPTH arrays and maps in
  * one another. */
 int ign_pack_check(const uint8_t *src, size_t len, uint32_t max_integers, ign_pack_found *found);
 

@@ -21,9 +21,10 @@ from ignis.native import unsafe_keys
 __all__ = ["ANY_NUMBER", "MAX_INTEGER_KEYS", "check_keys", "decode", "decoder"]
 
 MAX_INTEGER_KEYS = 256
-"""Of one map, of 32 bits or more. The hash of an integer is no secret either: keys can be chosen so that each is looked for
-behind all others. With so few of them that costs ten times what decoding costs, and not a thousand times. Of smaller ones there
-are too few to choose from."""
+"""Of one map, of 16 bits or more. The hash of an integer is no secret either: keys can be chosen so that each is looked for
+behind all others. With so few of them that costs ten times what decoding costs, and not a thousand times. Two thousand of 16 bits
+suffice for that, with no two of one hash: a dict tries the places i, 5i + 1 and so on, and they can all lie on that way. Of
+smaller ones there are too few to choose from."""
 ANY_NUMBER = 0xFFFF_FFFF
 
 _PLAIN_KEYS = (

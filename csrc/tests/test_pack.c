@@ -76,7 +76,10 @@ static void test_integers_are_counted_for_each_map(void)
     CHECK_EQ(found.at, 7);
     CHECK_EQ(check("\x81\xCF\x00\x00\x00\x00\x00\x00\x00\x01\xC0", 11, 0), IGN_E_TOO_LARGE); /* as it is written */
     CHECK_EQ(check("\x81\xD3\x00\x00\x00\x00\x00\x00\x00\x01\xC0", 11, 0), IGN_E_TOO_LARGE);
-    CHECK_EQ(check("\x84\x01\xC0\xE0\xC0\xCD\x12\x34\xC0\xD1\x80\x00\xC0", 14, 0), IGN_OK);
+    CHECK_EQ(check("\x84\x01\xC0\xE0\xC0\xCC\xFF\xC0\xD0\x80\xC0", 11, 0), IGN_OK); /* of 8 bits: too few */
+    CHECK_EQ(check("\x82\xCD\x12\x34\xC0\xD1\x80\x00\xC0", 9, 2), IGN_OK);
+    CHECK_EQ(check("\x82\xCD\x12\x34\xC0\xD1\x80\x00\xC0", 9, 1), IGN_E_TOO_LARGE);
+    CHECK_EQ(found.at, 5);
     CHECK_EQ(check("\x82\xCE\x00\x01\x00\x00\x81\xCE\x00\x01\x00\x00\xC0\xA0\xC0", 15, 1), IGN_OK); /* one in each */
     CHECK_EQ(check("\x94\x01\x02\x03\x04", 5, 0), IGN_OK);
     CHECK_EQ(check("\x82\xA0\x01\xA1z\x02", 6, 0), IGN_OK);

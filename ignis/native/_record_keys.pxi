@@ -17,7 +17,7 @@ def unsafe_keys(data, max_integers):
 
     Args:
         data: any contiguous buffer.
-        max_integers: how many integers of 32 bits or more one map may have for keys, 0..2**32-1.
+        max_integers: how many integers of 16 bits or more one map may have for keys, 0..2**32-1.
 
     Found are keys that are arrays, maps, floats or extensions, too many large integers, and more than 1,024 arrays and maps in one
     another. Where the data are cut short or no MessagePack, what stands before counts. Gives the GIL up for large buffers.
@@ -38,6 +38,6 @@ def unsafe_keys(data, max_integers):
     if code == IGN_FULL:
         return f"arrays and maps are nested deeper than {IGN_PACK_MAX_DEPTH}, at byte {found.at}"
     if code == IGN_E_TOO_LARGE:
-        return f"a map has more than {most} integers of 32 bits or more for keys, at byte {found.at}"
+        return f"a map has more than {most} integers of 16 bits or more for keys, at byte {found.at}"
     kind = ign_pack_kind(found.byte).decode()
     return f"a map has {'an' if kind[0] in 'ae' else 'a'} {kind} for a key, at byte {found.at}; keys are text, bytes or integers"
