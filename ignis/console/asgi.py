@@ -257,8 +257,8 @@ class Console:
             await self._in_thread(partial(self._admit, row, call))
             call.query = query_in(row, request.query_params.multi_items())
             who = None if self.services.access.open else visitor.name
-            with self.room.of(who, size_in(row, request.headers, self._max_body_bytes)):
-                call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes)
+            with self.room.of(who, size_in(row, request.headers, self._max_body_bytes)) as take:
+                call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes, take)
                 answer = await self._answered(row, call, request)
                 response = self._response(answer, asked)
         except ClientDisconnect:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from ignis.console.body_room import decoded_bytes
 from ignis.console.refusals import RefusedError
 from ignis.console.routes import ApiRoute
 from ignis.errors import BadRequestError
@@ -63,18 +64,30 @@ def _number(text: str) -> int:
     return int(text[:20]) if text.isascii() and text.isdecimal() else 0
 
 
-async def body_in(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator[bytes], most_bytes: int) -> Any:
-    """What was sent, as the route wants it. One that says it is too large is refused unread. Raises RefusedError,
-    BadRequestError."""
+async def body_in(
+    row: ApiRoute,
+    headers: Mapping[str, str],
+    pieces: AsyncIterator[bytes],
+    most_bytes: int,
+    take: Callable[[int], None],
+) -> Any:
+    """What was sent, as the route wants it. One that says it is too large is refused unread. ``take``: takes the memory for
+    what it is decoded to, before it is. Raises RefusedError, BadRequestError."""
     if row.body is None:
         return None
     try:
-        return await asyncio.wait_for(_read(row, headers, pieces, most_bytes), _BODY_S)
+        return await asyncio.wait_for(_read(row, headers, pieces, most_bytes, take), _BODY_S)
     except asyncio.TimeoutError:
         raise RefusedError("body_too_slow", f"the body did not come within {_BODY_S:.0f} s", _ends()) from None
 
 
-async def _read(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator[bytes], most_bytes: int) -> Any:
+async def _read(
+    row: ApiRoute,
+    headers: Mapping[str, str],
+    pieces: AsyncIterator[bytes],
+    most_bytes: int,
+    take: Callable[[int], None],
+) -> Any:
     most = min(most_bytes, _MOST_LOGIN_BYTES) if row.asks_first else most_bytes
     says = _number(headers.get("content-length", ""))
     if says > most:
@@ -91,8 +104,10 @@ async def _read(row: ApiRoute, headers: Mapping[str, str], pieces: AsyncIterator
         if len(data) > most:
             await _read_on(pieces, _READ_ON * most - len(data))
             raise _too_large(most)
+    whole = bytes(data)
+    take(decoded_bytes(whole))
     try:
-        return msgspec.json.decode(bytes(data) or b"{}", type=row.body)
+        return msgspec.json.decode(whole or b"{}", type=row.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise BadRequestError(str(exc)) from None
 

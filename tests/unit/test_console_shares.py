@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("starlette")
 
 from ignis import Ignis
 from ignis.console import Console, requests
-from ignis.console.body_room import FREE_BYTES, BodyRoom
+from ignis.console.body_room import FREE_BYTES, BodyRoom, decoded_bytes
 from ignis.console.jobs import KEPT_FREE, MOST_OF_A_USER, MOST_RUNNING, MOST_S, Job, Jobs
 from ignis.console.leases import MOST_HELD, Leases
 from ignis.console.leases import MOST_OF_A_USER as MOST_LEASES
@@ -191,6 +193,31 @@ def test_bodies_share_a_bounded_room_and_small_ones_need_none() -> None:
         pass
 
 
+def test_what_a_body_is_decoded_to_counts_before_it_is() -> None:
+    room, data = BodyRoom(most=1_000_000, most_of_a_user=400_000), b"[" + b",".join([b'{"":0}'] * 1_000) + b"]"
+    made = msgspec.json.decode(data)
+    size = sys.getsizeof(made) + sum(map(sys.getsizeof, made))
+    assert size <= decoded_bytes(data) <= 2 * size + len(data)
+    with room.of("pub", len(data)) as take:
+        take(decoded_bytes(data))
+        assert len(room) == decoded_bytes(data)
+        with room.of("pub", 0) as more, pytest.raises(RefusedError, match=r"user 'pub' take .* 400000"):
+            more(decoded_bytes(data))
+        with room.of("a", 0) as others:
+            others(decoded_bytes(data))
+            with room.of("b", 0) as third, pytest.raises(RefusedError, match="1000000"):
+                third(decoded_bytes(data))
+    assert (len(room), room._taken) == (0, {})
+
+
+def test_a_body_takes_room_for_what_it_is_decoded_to(console: Console, users: dict[str, str]) -> None:
+    pub, body = Someone(console, users["pub"]), {"messages": [{"body": {"rows": [{"": 0}] * 100_000}}]}
+    with console.room.of("pub", FREE_BYTES + 1):
+        assert "bodies of user 'pub' take" in str(pub.post("/queues/jobs/publish", body, status=429)["error"])
+    assert len(console.room) == 0
+    assert len(pub.post("/queues/jobs/publish", body)["ids"]) == 1
+
+
 def test_unfinished_bodies_of_a_user_are_bounded_and_given_back(console: Console, users: dict[str, str]) -> None:
     head = {"host": "localhost", "authorization": f"Bearer {users['pub']}", "content-type": "application/json"}
     size = 4 << 20
@@ -242,7 +269,9 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
     async def body() -> None:
         with pytest.raises(RefusedError, match="did not come within") as found:
-            await body_in(PUBLISH, {"content-type": "application/json", "content-length": "2"}, pieces(), 100)
+            await body_in(
+                PUBLISH, {"content-type": "application/json", "content-length": "2"}, pieces(), 100, lambda size: None
+            )
         assert (found.value.code, found.value.headers) == ("body_too_slow", {"Connection": "close"})
 
     asyncio.run(body())
