@@ -191,9 +191,10 @@ class PublishingQueue(QueueParts[M]):
                 expires_at=expires_at,
             )  # fmt: skip
         # Returns the inner coroutine and awaits nothing here: every message would pay for two coroutines.
-        if self._awaited is None:
+        awaited = self._awaited
+        if awaited is None:
             return self._open_and_apublish(message, key, headers)
-        return self._awaited.publish(message, key, headers)
+        return awaited.publish(message, key, headers)
 
     async def _open_and_apublish(
         self, message: M, key: str | bytes | None, headers: dict[str, Any] | None
@@ -218,6 +219,12 @@ class PublishingQueue(QueueParts[M]):
             awaited, self._awaited = self._awaited, None
         if awaited is not None:
             awaited.close(timeout)
+
+    def reset(self, made: QueueParts[Any] | None = None) -> None:
+        """See `QueueParts.reset`."""
+        with self._lock:
+            super().reset(made)
+            self._awaited = None  # one that was made while the application was being closed has ended with it
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
         """Calls `publish_many` in a thread, off the event loop. A generator is read in that thread."""

@@ -183,3 +183,22 @@ def test_what_is_not_durable_in_time_fails_when_the_application_closes(
 
     asyncio.run(main())
     door.open()
+
+
+def test_apublish_works_again_whatever_was_made_while_the_application_was_closed(
+    memory_url: str, new_app: Callable[..., ignis.Ignis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app(memory_url)
+    queue = app.queue("jobs", int)
+    asyncio.run(queue.apublish(1))
+    close_awaited = queue.close_awaited
+
+    def close_and_publish(timeout: float | None = None) -> None:
+        close_awaited(timeout)
+        asyncio.run(queue.apublish(2))  # another thread does, before the store is closed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "close_awaited", close_and_publish)
+        app.close()
+    asyncio.run(queue.apublish(3))
+    assert queue.main.pending() == 3
