@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import pickle
+import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 import ignis
 from ignis.errors import ConsumerLimitError
 from tests.conftest import MakeApp
-from tests.support import eventually
+from tests.support import WAIT_S, eventually
 
 SEEN: contextvars.ContextVar[int] = contextvars.ContextVar("SEEN", default=0)
 COUNT = 500
@@ -229,3 +231,32 @@ def test_a_thousand_coroutines(new_app: MakeApp, memory_url: str) -> None:
     raised.queue("more", int).handler(handle, concurrency=1_001)
     with pytest.raises(ConsumerLimitError, match=r"consumer.max_consumers"):
         raised.queue("threads", int).handler(lambda message: None, concurrency=101)
+
+
+def test_a_stop_that_breaks_off_a_handler_closes_what_its_loop_has_open(
+    memory_url: str, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, closed = new_app(memory_url), threading.Event()
+    queue = app.queue("slow", int)
+
+    async def rows() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.set()
+
+    generator = rows()  # outlives its handler
+
+    @queue.handler
+    async def handle(number: int) -> None:
+        await generator.__anext__()
+        await asyncio.sleep(WAIT_S)
+
+    app.start()
+    queue.publish(1)
+    eventually(lambda: queue.main.in_flight() == 1 and queue.consumer is not None and queue.consumer.in_flight == 1)
+    time.sleep(0.05)
+    app.close(timeout=0.1)
+    assert closed.wait(WAIT_S)
+    assert "worker_broken" not in caplog.text and "event loop of" not in caplog.text

@@ -129,7 +129,9 @@ class _LoopWorker(Worker):
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
-                self.loop.run_until_complete(asyncio.wait(self._tasks, timeout=_CANCEL_S))
+                self.loop.run_until_complete(
+                    asyncio.wait(list(self._tasks), timeout=_CANCEL_S)
+                )  # a copy: who ends leaves it
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
         except Exception:
