@@ -232,7 +232,14 @@ def curve_points(curve: str, most: int, durability: str, per_point: int) -> list
             return [(f"{most:,} B", Point(most // 10_000, size_bytes=10_000, durability=durability))]
 
 
-_MOST = {"backlog": 10_000_000, "alone": 10_000_000, "shards": 512, "queues": 1_000, "size": 1 << 20, "cold": 50_000_000_000}
+_MOST = {
+    "backlog": 10_000_000,
+    "alone": 10_000_000,
+    "shards": 512,
+    "queues": 1_000,
+    "size": 1 << 20,
+    "cold": 50_000_000_000,
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -123,12 +123,21 @@ class BodyCodec(Generic[M]):
         encode = self.encode_checked
         return [encode(message) for message in messages]
 
+    def _remedy(self, message: object) -> str:
+        name = _name(self.type)
+        if message is self.type:
+            return f": the class itself and not one of its objects, {name}(...)"
+        record = hasattr(self.type, "__struct_fields__") or dataclasses.is_dataclass(self.type)
+        return f"; {name}(**message) makes one" if isinstance(message, dict) and record else ""
+
     def encode_checked(self, message: object) -> bytes:
         """`encode`, with InvalidMessageError that names the message's type and the queue's, or the field that is wrong."""
         # Every field is plainly what its type says: nothing of it can arrive as something else.
         proven = self._reads_back and self._plan is not None and self._plan.holds(message)
         if not proven and self._kind is not None and not isinstance(message, self._kind):
-            raise InvalidMessageError(f"{_a(message)} was published to a queue of {_name(self.type)}")
+            raise InvalidMessageError(
+                f"{_a(message)} was published to a queue of {_name(self.type)}{self._remedy(message)}"
+            )
         try:
             body = self.encode(message)
         except InvalidMessageError:

@@ -149,7 +149,8 @@ def check_whole(value: object, name: str, low: int, high: int | None = None) -> 
 def check_number(value: object, name: str, low: float = 0, high: float | None = None, *, above: bool = False) -> float:
     """Returns the finite number, or raises ConfigError naming ``name``. ``above``: ``low`` itself is too low."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{name} = {shown(value)} is not a number")
+        seconds = " of seconds, such as 30 or 0.5" if isinstance(value, str) and name.endswith("_s") else ""
+        raise ConfigError(f"{name} = {shown(value)} is not a number{seconds}")
     number = _float(value, name)
     if not math.isfinite(number):
         raise ConfigError(f"{name} = {shown(value)} is not a finite number")
@@ -326,7 +327,7 @@ class QueueSettings(_Settings):
     strict: bool = _setting(
         True,
         "a message is read back before it is published, and refused when a consumer could not read it or would get another "
-        "value; not sets and tuples of an untyped queue, which become lists, nor a subclass, which becomes the queue's type",
+        "value; what JSON has no form for arrives as what stands for it, see docs/guarantees.md",
     )
     shovel_interval_s: float = _setting(
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400

@@ -151,6 +151,9 @@ class Publisher(Generic[M]):
         start_thread(flusher)
         return flusher
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} sent={self.sent} pending={self.pending} failed={self.failed}>"
+
     def send(
         self,
         message: M,

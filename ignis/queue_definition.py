@@ -155,7 +155,10 @@ class QueueDefinition(Generic[M]):
 
     def _remedy(self, setting: str) -> str:
         """What to do about a setting that cannot change."""
-        return f"leave {setting} out to take the queue as it is, or drain it and remove it first: ignis queue delete {self.name}"
+        instead = "drain it and remove it first: ignis queue delete"
+        if setting == "shards":
+            instead = "drain it or empty it first: ignis queue purge"
+        return f"leave {setting} out to take the queue as it is, or {instead} {self.name}"
 
     def _warn_of_changes(self, stored: QueueRecord) -> None:
         """What was replaced holds for everybody who uses the queue, and not only here."""

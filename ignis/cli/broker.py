@@ -123,7 +123,7 @@ def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl
 def _address(bind: str) -> tuple[str, int]:
     host, separator, port = bind.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT")
+        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT with a port of 0 to 65535")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

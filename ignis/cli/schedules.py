@@ -14,7 +14,6 @@ from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.other_words import WordGroup
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.errors import InvalidMessageError
 from ignis.schedules.book import Schedule
 from ignis.schedules.due import MISSED
 
@@ -111,13 +110,13 @@ def add_command(
 
 
 def _message(codec: str, text: str) -> Any:
-    """Raises InvalidMessageError."""
+    """Raises UsageError."""
     if codec == "raw":
         return text.encode("utf-8", "surrogateescape")
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
-        raise InvalidMessageError(
+        raise click.UsageError(
             f"the message is no JSON value: {exc}; text stands in quotes of its own, '\"hello\"'"
         ) from None
 

@@ -5,6 +5,7 @@ What its answers mean is in `ignis.consumer.outcome`, and who calls it in `ignis
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -222,6 +223,9 @@ class HandlerSpec:
             )
         if self.timeout_s is not None:
             check_number(self.timeout_s, "timeout_s", above=True)
+        ignored: object = self.ignore
+        if isinstance(ignored, str):
+            raise ConfigError(f"ignore = {shown(ignored)} is not an exception class, nor several")
         for kind_ in cast("tuple[object, ...]", self.ignore):
             if not (isinstance(kind_, type) and issubclass(kind_, Exception)):
                 if isinstance(kind_, type) and issubclass(kind_, BaseException):
@@ -258,6 +262,11 @@ class HandlerSpec:
             raise ConfigError(
                 f"handler {name} cannot be imported by a worker process: "
                 "pool='process' needs a function at module level"
+            )
+        if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+            raise ConfigError(
+                f"handler {name} cannot be imported by a worker process: it was typed into an interpreter; pool='process' needs "
+                "a function of a module, which is a file"
             )
         return module, name
 

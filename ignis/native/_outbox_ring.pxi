@@ -1,6 +1,11 @@
 # Messages on their way out, whoever takes them: reserving, encoding, publishing. Included by outbox.pyx.
 
 
+cdef str no_room(size_t size, str when, uint64_t waiting):
+    return (f"publisher: no room for {size} bytes{when}; {waiting} messages are not durable yet "
+            f"(publisher.capacity: how many it holds; publisher.send_timeout_s: how long a send waits)")
+
+
 @cython.no_gc_clear
 cdef class SendRing(ReceiptBook):
     """A ring of encoded messages. Any thread may send (the GIL makes them take turns). Cannot be copied or pickled.
@@ -71,7 +76,7 @@ cdef class SendRing(ReceiptBook):
 
     cdef int _check_process(self) except -1:
         if ign_region_check(&self._channel.region) == IGN_E_FORKED:
-            raise_code(IGN_E_FORKED, "outbox")
+            raise_code(IGN_E_FORKED, "publisher")
         return 0
 
     # -- sending
@@ -177,11 +182,9 @@ cdef class SendRing(ReceiptBook):
             if rc != IGN_FULL:
                 return rc
             if left == 0:
-                raise _errors.ChannelFullError(
-                    f"outbox: no room for {size} bytes; {self._sent - self._settled} messages are not durable yet")
+                raise _errors.ChannelFullError(no_room(size, "", self._sent - self._settled))
             if now >= until:
-                raise self._timed_out(
-                    f"outbox: no room for {size} bytes in time; {self._sent - self._settled} messages are not durable yet")
+                raise self._timed_out(no_room(size, " in time", self._sent - self._settled))
             slots = size > self._small and ign_channel_depth(self._channel) < self._channel.region.ring_capacity
             rc = self._wait_room(seen, until - now, spin, slots)
             PyErr_CheckSignals()
@@ -227,7 +230,7 @@ cdef class SendRing(ReceiptBook):
         """What is pending fails with this error, or ClosedError."""
         if self._settled < self._sent:
             if error is None:
-                error = _errors.ClosedError("outbox: closed before the message was durable")
+                error = _errors.ClosedError("publisher: closed before the message was durable")
             self._fail_up_to(self._sent, error)
         return 0
 

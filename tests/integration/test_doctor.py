@@ -414,6 +414,11 @@ def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path)]) == 3  # a directory, and no store
     assert capsys.readouterr().err == f"ignis: no store at {tmp_path}\n"
     assert os.listdir(tmp_path) == ["data"]
+    (tmp_path / "file").write_text("no store")
+    assert main(["doctor", str(tmp_path / "file")]) == 3
+    assert (
+        capsys.readouterr().err == f"ignis: no store at {tmp_path / 'file'}: it is a file, and a store is a directory\n"
+    )
 
 
 def test_room_that_the_store_keeps_is_no_stranger(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,9 @@ def test_a_relative_url_means_the_directory_in_which_the_application_was_made(
     assert absolute("embedded://.?create=0") == f"embedded://{quote(str(later))}?create=0"
 
 
-@pytest.mark.parametrize("url", ["embedded:///var/st", "embedded://...", "memory://./st", "relay:/x", "", "embedded://.st/x"])
+@pytest.mark.parametrize(
+    "url", ["embedded:///var/st", "embedded://...", "memory://./st", "relay:/x", "", "embedded://.st/x"]
+)
 def test_other_urls_are_left_alone(url: str) -> None:
     assert absolute(url) == url
 
@@ -106,6 +108,16 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnreachableError):
         _ = ignis.Ignis(f"embedded://{tmp_path}/file/store").store
+    with pytest.raises(StoreUnreachableError, match=r"file: it is a file, and a store is a directory"):
+        _ = ignis.Ignis(f"embedded://{tmp_path}/file").store
+
+
+def test_another_opening_with_other_options_says_which_hold(
+    tmp_path: Path, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    for options in ({"max_store_bytes": 1 << 30}, {"max_store_bytes": 1 << 31, "create": False}):
+        _ = new_app(f"embedded://{tmp_path}/store", store=options).store
+    assert "those hold: max_store_bytes = 1073741824 and not 2147483648" in caplog.text
 
 
 def test_bad_settings_are_found_before_any_io(tmp_path: Path) -> None:

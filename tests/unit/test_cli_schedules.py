@@ -108,7 +108,7 @@ def test_a_name_that_is_not_there(app: Ignis, run: Run, command: str) -> None:
         (("s", "reports", "{}", "--cron", "* * * * *", "--every", "5m"), 2, "give --cron or --every"),
         (("s", "reports", "{}", "--cron", "often"), 2, "has 1 fields"),
         (("s", "reports", "{}", "--every", "1ms"), 2, "is outside 0.1 s to 365 days"),
-        (("s", "reports", "hello", "--every", "5m"), 1, "is no JSON value"),
+        (("s", "reports", "hello", "--every", "5m"), 2, "is no JSON value"),
         (("s", "nowhere", "{}", "--every", "5m"), 5, "queue 'nowhere' does not exist"),
     ],
 )

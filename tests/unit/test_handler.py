@@ -461,6 +461,8 @@ def test_the_pool_follows_the_function() -> None:
         (plain, {"concurrency": -1}, "concurrency = -1 is below 0"),
         (plain, {"attempts": 0}, "attempts = 0 is below 1"),
         (plain, {"timeout_s": 0}, "timeout_s = 0 is not above 0"),
+        (plain, {"ignore": "KeyError"}, "ignore = 'KeyError' is not an exception class, nor several"),
+        (plain, {"timeout_s": "30s"}, "timeout_s = '30s' is not a number of seconds, such as 30 or 0.5"),
         (plain, {"ignore": ("KeyError",)}, "ignore holds 'KeyError', which is not an exception class"),
         (plain, {"ignore": (SystemExit,)}, "ignore holds SystemExit, which is no subclass of Exception"),
         (

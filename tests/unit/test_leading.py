@@ -240,7 +240,7 @@ def test_a_batch_that_waits_for_more_gets_it(app: ignis.Ignis) -> None:
 def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: ignis.Ignis, batch: int | None) -> None:
     queue, threads = app.queue("fewer", int), NewThreads()
     seen: list[Any] = []
-    queue.handler(seen.append, concurrency=4, batch_size=batch)
+    queue.handler(seen.append, concurrency=4, batch_size=batch, **({} if batch is None else {"batch_wait_s": 1}))
     app.start()
     for count in (1, 3, 1, 4, 2):
         if count > queue.consumers:

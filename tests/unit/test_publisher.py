@@ -159,9 +159,11 @@ def test_a_full_ring_is_an_error_when_asked(queue: ignis.Queue[Any], door: Door)
     with queue.publisher(capacity=16) as publisher:
         sent = fill(publisher, door)
         assert sent == 17
-        with pytest.raises(ChannelFullError):
+        with pytest.raises(
+            ChannelFullError, match=r"messages are not durable yet \(publisher\.capacity: .*send_timeout_s"
+        ):
             publisher.send(-1, timeout=0)
-        with pytest.raises(WaitTimeoutError):
+        with pytest.raises(WaitTimeoutError, match=r"in time; .*publisher\.send_timeout_s"):
             publisher.send(-1, timeout=0.05)
         assert publisher.sent == sent, "what was refused does not count"
         door.open()

@@ -112,7 +112,7 @@ def test_a_queue_without_a_type_takes_the_stored_codec(store_url: str, new_app: 
         ),
         (
             {"shards": 1},
-            "asked for 1.*; leave shards out .* or drain it and remove it first: ignis queue delete orders",
+            "asked for 1.*; leave shards out .* or drain it or empty it first: ignis queue purge orders",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Optional, TypedDict
@@ -188,6 +188,8 @@ SOME_ID = UUID(int=7)
 ARRIVES: dict[str, tuple[Any, Any, Any]] = {
     "`Decimal` | untyped | text": (None, Decimal("1.50"), "1.50"),
     "`datetime` | untyped | text": (None, NOON, "2026-01-02T12:00:00Z"),
+    "`date`, `time` | untyped | text": (dict, {"on": NOON.date()}, {"on": "2026-01-02"}),
+    "`timedelta` | untyped | text, such as `PT90S`": (list, [timedelta(seconds=90)], ["PT90S"]),
     "`UUID` | untyped | text": (None, SOME_ID, str(SOME_ID)),
     "`Enum` | untyped | its value": (None, Colour.RED, "red"),
     "`set`, `frozenset` | untyped | a list, in any order": (None, {3}, [3]),
@@ -203,6 +205,25 @@ ARRIVES: dict[str, tuple[Any, Any, Any]] = {
     "`float` | `Decimal` | as the number's text says": (Decimal, 0.1, Decimal("0.1")),
     "text of a `UUID`, `datetime`, number | that type | that type": (UUID, str(SOME_ID), SOME_ID),
 }
+
+
+def test_msgpack_keeps_a_time_with_its_zone_as_utc(app: ignis.Ignis) -> None:
+    queue = app.queue("times", codec="msgpack", shards=1)
+    there = NOON.astimezone(timezone(timedelta(hours=2)))
+    queue.publish([there, NOON.replace(tzinfo=None)])
+    (arrived,) = queue.main.fire(1)
+    assert arrived.message == [NOON, "2026-01-02T12:00:00"]
+    assert arrived.message[0].utcoffset() == timedelta(0)
+
+
+def test_a_dict_or_the_class_itself_is_told_what_is_meant(app: ignis.Ignis) -> None:
+    queue: ignis.Queue[Any] = app.queue("orders", Order)
+    with pytest.raises(
+        InvalidMessageError, match=r"a dict was published to a queue of Order; Order\(\*\*message\) makes one"
+    ):
+        queue.publish({"id": 1})
+    with pytest.raises(InvalidMessageError, match=r"the class itself and not one of its objects, Order\(\.\.\.\)"):
+        queue.publish(Order)
 
 
 @pytest.mark.parametrize("row", ARRIVES)

@@ -160,8 +160,8 @@ class Alone:
                 )
             try:
                 self._fd = os.open(self._path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                return self  # never opened
+            except (FileNotFoundError, NotADirectoryError):
+                return self  # never opened, or no store at all
             try:
                 # To read is enough to keep out whoever writes: a store that is open has its byte for itself alone.
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_RDLCK if read_only else fcntl.F_WRLCK))
@@ -187,7 +187,8 @@ def check_store(directory: Path) -> Report:
     """
     with store_errors(str(directory)):
         if not directory.is_dir():
-            raise StoreUnreachableError(f"no store at {masked(str(directory))}")
+            said = ": it is a file, and a store is a directory" if directory.exists() else ""
+            raise StoreUnreachableError(f"no store at {masked(str(directory))}{said}")
         _check_owner(directory)
         refuse_former(directory)
         report = Report(str(directory))

@@ -5,6 +5,7 @@ After ``fork`` the child has none of it: it opens its own.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import mmap
 import resource
@@ -294,8 +295,15 @@ def open_directory(path: Path, options: StoreOptions) -> Directory:
             directory = process.opened[key] = Directory(key, options)
         elif directory.options != options and options != StoreOptions(create=options.create):
             log.warning(
-                event_text("other_store_options", "store: %s is open in this process with other options; those hold"),
+                event_text(
+                    "other_store_options", "store: %s is open in this process with other options, and those hold: %s"
+                ),
                 key,
+                ", ".join(
+                    f"{one.name} = {getattr(directory.options, one.name)} and not {getattr(options, one.name)}"
+                    for one in dataclasses.fields(options)
+                    if one.name != "create" and getattr(directory.options, one.name) != getattr(options, one.name)
+                ),
             )
         directory.users += 1
         return directory

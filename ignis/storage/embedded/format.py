@@ -63,6 +63,8 @@ def prepare(path: Path, create: bool) -> None:
     with store_errors(f"directory {path}"):
         check_way(path, "store directory")
         if not path.is_dir():
+            if path.exists():
+                raise StoreUnreachableError(f"no store at {path}: it is a file, and a store is a directory")
             if not create:
                 raise StoreUnreachableError(f"no store at {path}")
             make_way(path)
