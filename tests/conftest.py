@@ -92,3 +92,21 @@ def pytest_configure() -> None:
     """A shell that starts the tests in the background lets them ignore SIGINT, and so would the processes that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_OF_SPARK = ("tests/integration/pipeline/", "tests/integration/spark/", "tests/integration/test_demo_spark.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process takes whole files, and one of them all files that use Spark: its JVM is slow until it has run for a while, and
+    takes a gigabyte."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class OneForSpark(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith(_OF_SPARK) else super()._split_scope(nodeid)
+
+    return OneForSpark(config, log)
