@@ -45,9 +45,13 @@ class Options:
     directory: Path = Path("/tmp")
     only: frozenset[str] = frozenset()
     json_path: Path | None = None
+    met: set[str] = field(default_factory=set, compare=False)
+    """Of `only`: what some peer's name had."""
 
     def wants(self, name: str) -> bool:
-        return not self.only or any(part in name for part in self.only)
+        meant = [part for part in self.only if part in name]
+        self.met.update(meant)
+        return not self.only or bool(meant)
 
     @property
     def cores(self) -> tuple[int | None, int | None]:
