@@ -5,6 +5,7 @@
 #include "ignis_record.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -109,6 +110,23 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, con
     return ~c32;
 }
 
+/* Three streams as below, but of pieces that have nothing to do with each other: nothing is joined. */
+__attribute__((target("sse4.2"))) static void side_by_side_sse42(const uint8_t *p, const size_t *sizes, uint32_t *crcs)
+{
+    const uint8_t *q = p + sizes[0], *r = q + sizes[1];
+    size_t least = sizes[0] < sizes[1] ? sizes[0] : sizes[1], i = 0;
+    least = least < sizes[2] ? least : sizes[2];
+    uint64_t a = UINT32_MAX, b = UINT32_MAX, c = UINT32_MAX;
+    for (; i + 8 <= least; i += 8) {
+        a = step8(a, p + i);
+        b = step8(b, q + i);
+        c = step8(c, r + i);
+    }
+    crcs[0] = crc32c_sse42(~(uint32_t)a, p + i, sizes[0] - i);
+    crcs[1] = crc32c_sse42(~(uint32_t)b, q + i, sizes[1] - i);
+    crcs[2] = crc32c_sse42(~(uint32_t)c, r + i, sizes[2] - i);
+}
+
 __attribute__((target("sse4.2,pclmul"))) static inline uint64_t shifted(uint64_t c, long long factor)
 {
     __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)c), _mm_cvtsi64_si128(factor), 0);
@@ -178,16 +196,37 @@ static crc32c_fn *choose(void)
     return ign_crc32c_portable;
 }
 
-uint32_t ign_crc32c(uint32_t crc, const void *data, size_t len)
+static crc32c_fn *chosen(void)
 {
     /* Relaxed is enough: the pointer is the whole message, what it points to is code, and threads that race here
      * store the same value. */
-    static crc32c_fn *_Atomic chosen;
-    crc32c_fn *fn = atomic_load_explicit(&chosen, memory_order_relaxed);
+    static crc32c_fn *_Atomic kept;
+    crc32c_fn *fn = atomic_load_explicit(&kept, memory_order_relaxed);
 
     if (fn == NULL) {
         fn = choose();
-        atomic_store_explicit(&chosen, fn, memory_order_relaxed);
+        atomic_store_explicit(&kept, fn, memory_order_relaxed);
     }
-    return fn(crc, data, len);
+    return fn;
+}
+
+uint32_t ign_crc32c(uint32_t crc, const void *data, size_t len)
+{
+    return chosen()(crc, data, len);
+}
+
+void ign_crc32c_side_by_side(const void *data, const size_t sizes[IGN_CRC_SIDE_BY_SIDE], uint32_t crcs[IGN_CRC_SIDE_BY_SIDE])
+{
+    crc32c_fn *fn = chosen();
+    const uint8_t *p = data;
+#if defined(__x86_64__)
+    /* A long piece is three streams by itself. */
+    bool is_long = fn == crc32c_lanes && (sizes[0] | sizes[1] | sizes[2]) >= LANES * LANE_BYTES;
+    if (fn != ign_crc32c_portable && !is_long) {
+        side_by_side_sse42(p, sizes, crcs);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < IGN_CRC_SIDE_BY_SIDE; p += sizes[i++])
+        crcs[i] = fn(0, p, sizes[i]);
 }

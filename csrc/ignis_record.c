@@ -116,6 +116,12 @@ void ign_uuid7(uint64_t now_us, uint64_t random, uint8_t out[16])
     ign_put64(out + 8, (random & 0x3FFFFFFFFFFFFFFFu) | 0x8000000000000000u);
 }
 
+void ign_uuid7_next(const uint8_t *first, uint64_t random, uint8_t out[16])
+{
+    memmove(out, first, 8);
+    ign_put64(out + 8, (random & 0x3FFFFFFFFFFFFFFFu) | 0x8000000000000000u);
+}
+
 uint16_t ign_shard_for_key(const void *key, size_t key_len, uint16_t shards)
 {
     return (uint16_t)(ign_crc32c(0, key, key_len) % shards);

@@ -66,6 +66,9 @@
 #define IGN_SEGMENT_MAX_RECORDS (1u << 20)
 
 uint32_t ign_crc32c(uint32_t crc, const void *data, size_t len);      /* RFC 3720; start with crc = 0 */
+/* Of IGN_CRC_SIDE_BY_SIDE pieces that lie one behind the other, each from 0: short ones take half the time of one after the other. */
+#define IGN_CRC_SIDE_BY_SIDE 3
+void ign_crc32c_side_by_side(const void *data, const size_t sizes[IGN_CRC_SIDE_BY_SIDE], uint32_t crcs[IGN_CRC_SIDE_BY_SIDE]);
 uint32_t ign_crc32c_portable(uint32_t crc, const void *data, size_t len); /* table driven; the tests compare the two */
 
 typedef struct ign_record {
@@ -90,6 +93,7 @@ int ign_record_decode(const uint8_t *src, size_t len, ign_record *rec);
 
 /* UUIDv7: 48 bit ms, 12 bit fraction of the ms (RFC 9562 method 3), 62 random bits; `random` is from the caller. */
 void ign_uuid7(uint64_t now_us, uint64_t random, uint8_t out[16]);
+void ign_uuid7_next(const uint8_t *first, uint64_t random, uint8_t out[16]); /* of the time that the first one has */
 
 /* Segment. Building: fill the data area and call _put_index per record, then _finish; sealing: once, in place, when
  * the pointers are known. Reading: _open checks version, bounds, index_crc and that the offsets rise; _get checks one

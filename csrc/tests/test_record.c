@@ -98,6 +98,41 @@ static void test_crc_same_everywhere(void)
     }
 }
 
+static void test_crc_of_neighbours(void)
+{
+    for (int round = 0; round < 4000; round++) {
+        /* Short and much alike, as records are; now and then one that is long. */
+        size_t sizes[IGN_CRC_SIDE_BY_SIDE], total = 0, base = (size_t)(next_random() % 300);
+        uint32_t crcs[IGN_CRC_SIDE_BY_SIDE];
+        for (size_t i = 0; i < IGN_CRC_SIDE_BY_SIDE; i++) {
+            sizes[i] = round % 3 == 0 ? base : base + (size_t)(next_random() % (round % 7 == 0 ? 2500 : 20));
+            total += sizes[i];
+        }
+        uint8_t *filled = malloc(total + 1);
+        CHECK(filled != NULL);
+        for (size_t i = 0; i < total; i++)
+            filled[i] = (uint8_t)next_random();
+        uint8_t *data = exact(filled, total);
+        free(filled);
+        ign_crc32c_side_by_side(data, sizes, crcs);
+        for (size_t i = 0, at = 0; i < IGN_CRC_SIDE_BY_SIDE; at += sizes[i++])
+            CHECK(crcs[i] == ign_crc32c(0, data + at, sizes[i]));
+        free(data);
+    }
+}
+
+static void test_ids_of_one_time(void)
+{
+    uint8_t first[16], alone[16], next[16];
+    uint64_t random = next_random();
+    ign_uuid7(1764350000123456u, 7, first);
+    ign_uuid7(1764350000123456u, random, alone);
+    ign_uuid7_next(first, random, next);
+    CHECK(memcmp(alone, next, 16) == 0);
+    ign_uuid7_next(first, random, first);
+    CHECK(memcmp(alone, first, 16) == 0);
+}
+
 /* -- record -------------------------------------------------------------------------------------------------- */
 
 static const uint8_t ID[16] = {0x01, 0x8F, 0x3A, 0x2B, 0x4C, 0x5D, 0x71, 0x23,
@@ -425,6 +460,8 @@ int main(void)
     test_record_empty_fields();
     test_record_limits();
     test_record_damage();
+    test_crc_of_neighbours();
+    test_ids_of_one_time();
     test_uuid7();
     test_shard_for_key();
     test_segment_bytes();

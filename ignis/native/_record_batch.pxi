@@ -22,10 +22,29 @@ cdef uint8_t *builder_reserve(BatchBuilder *b) noexcept nogil:
 
 
 cdef void builder_commit(BatchBuilder *b, size_t size) noexcept nogil:
-    cdef uint32_t crc = ign_crc32c(0, b.data + b.end, size)
+    b.sizes[b.unchecked] = size
+    b.unchecked += 1
     b.end += size
-    ign_segment_put_index(b.segment, b.filled, <uint32_t>b.end, crc)
     b.filled += 1
+    if b.unchecked == IGN_CRC_SIDE_BY_SIDE:
+        builder_check(b)
+
+
+cdef void builder_check(BatchBuilder *b) noexcept nogil:
+    """Puts the last records into the index."""
+    cdef uint32_t crcs[IGN_CRC_SIDE_BY_SIDE]
+    cdef uint32_t i, count = b.unchecked
+    cdef size_t at = b.end
+    for i in range(count):
+        at -= b.sizes[i]
+    if count == IGN_CRC_SIDE_BY_SIDE:
+        ign_crc32c_side_by_side(b.data + at, b.sizes, crcs)
+    for i in range(count):
+        if count != IGN_CRC_SIDE_BY_SIDE:
+            crcs[i] = ign_crc32c(0, b.data + at, b.sizes[i])
+        at += b.sizes[i]
+        ign_segment_put_index(b.segment, b.filled - count + i, <uint32_t>at, crcs[i])
+    b.unchecked = 0
 
 
 cdef void builder_add(BatchBuilder *b, const uint8_t *record, size_t size) noexcept nogil:
@@ -38,6 +57,7 @@ cdef PackedBatch builder_close(BatchBuilder *b):
     # A builder that is not full would leave bytes of the heap's past in the segment.
     if b.segment == NULL or b.filled != b.count or b.end != b.data_bytes:
         raise SystemError(f"batch closed with {b.filled} of {b.count} records, {b.end} of {b.data_bytes} bytes")
+    builder_check(b)
     cdef PackedBatch batch = PackedBatch.__new__(PackedBatch)
     batch._segment = b.segment
     batch._nbytes = <size_t>(b.data - b.segment) + b.data_bytes

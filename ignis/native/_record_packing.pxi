@@ -113,6 +113,7 @@ cdef int pack_all(Packing *p, uint64_t at_us, uint64_t random) noexcept nogil:
 
     # The process's generator was asked once, under the GIL; from there a private sequence.
     drawn = first_drawn(splitmix64(&random))
+    ign_uuid7(at_us, drawn, p.ids)  # all have its time
     for i in range(p.count):
         body = source_at(&p.bodies, i, &body_len)
         key = source_at(&p.keys, i, &key_len)
@@ -121,7 +122,7 @@ cdef int pack_all(Packing *p, uint64_t at_us, uint64_t random) noexcept nogil:
         if p.has_ids:
             id = source_at(&p.given_ids, i, &id_len)
         else:
-            ign_uuid7(at_us, drawn, p.ids + i * ID_BYTES)
+            ign_uuid7_next(p.ids, drawn, p.ids + i * ID_BYTES)
             drawn = next_drawn(drawn, splitmix64(&random))
             id = p.ids + i * ID_BYTES
         encode_into(builder_reserve(&chunk.builder), p.flags, id, at_us,

@@ -40,11 +40,15 @@ cdef extern from "ignis_record.h" nogil:
         uint32_t count
         uint64_t expires_at_ms
 
+    enum:
+        IGN_CRC_SIDE_BY_SIDE
     uint32_t ign_crc32c(uint32_t crc, const void *data, size_t len)
+    void ign_crc32c_side_by_side(const void *data, const size_t *sizes, uint32_t *crcs)
     size_t ign_record_size(const ign_record *rec)
     void ign_record_encode(const ign_record *rec, uint8_t *dst)
     int ign_record_decode(const uint8_t *src, size_t len, ign_record *rec)
     void ign_uuid7(uint64_t now_us, uint64_t random, uint8_t *out)
+    void ign_uuid7_next(const uint8_t *first, uint64_t random, uint8_t *out)
     size_t ign_segment_size(uint32_t count, size_t data_bytes)
     void ign_segment_begin(uint8_t *dst, uint32_t count, uint64_t expires_at_ms)
     void ign_segment_put_index(uint8_t *dst, uint32_t i, uint32_t end_offset, uint32_t record_crc)
@@ -91,6 +95,9 @@ cdef struct BatchBuilder:
     uint32_t filled
     size_t end
     size_t data_bytes
+    # Of the last records: committed, and without a checksum yet.
+    uint32_t unchecked
+    size_t sizes[IGN_CRC_SIDE_BY_SIDE]
 
 # IGN_OK, IGN_E_NOMEM, or IGN_E_TOO_LARGE (count outside 1..IGN_SEGMENT_MAX_RECORDS, data of 4 GiB or more).
 cdef int builder_open(BatchBuilder *b, uint32_t count, size_t data_bytes) noexcept nogil

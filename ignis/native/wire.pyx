@@ -83,6 +83,7 @@ cdef PackedBatch batch_of(uint8_t *segment, size_t size, size_t data_bytes, uint
     builder.data = segment + (size - data_bytes)
     builder.count = builder.filled = count
     builder.end = builder.data_bytes = data_bytes
+    builder.unchecked = 0
     try:
         return builder_close(&builder)
     finally:
