@@ -54,8 +54,8 @@ class ArrayQueue:
         """Appends one value; returns the new size.
 
         Raises:
-            InvalidMessageError: it is no such value. RecordTooLargeError (Aerospike), StoreFullError: no room; nothing
-            has changed. StoreTimeoutError: it may have been appended or not.
+            InvalidMessageError: it is no such value. RecordTooLargeError (Aerospike), MessageTooLargeError (embedded),
+            StoreFullError: no room; nothing has changed. StoreTimeoutError: it may have been appended or not.
         """
         return self.enqueue_many((value,))
 

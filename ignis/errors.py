@@ -57,7 +57,7 @@ class MessageTooLargeError(IgnisError, ValueError):
     """The encoded message, or a part of it, is larger than the limit.
 
     Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the setting that changes the limit), ``part``
-    (``message``, ``headers`` or ``key``).
+    (``message``, ``headers`` or ``key``; ``call`` where a store was given more at once than one transaction takes; ``value``).
     """
 
     code = "message_too_large"

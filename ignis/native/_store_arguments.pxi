@@ -48,6 +48,7 @@ cdef list parts_open(Parts *parts, object batches):
     raises. Returns the batches: whoever holds them keeps their memory, whatever becomes of the argument."""
     cdef PackedBatch batch
     cdef Py_ssize_t i, shard
+    cdef uint64_t bytes = 8
     cdef list asked = list(batches), held = []
     parts.count = len(asked)
     parts.loaded = False
@@ -74,6 +75,9 @@ cdef list parts_open(Parts *parts, object batches):
             parts.parts[i].batch = batch._segment
             parts.parts[i].bytes = <uint32_t>batch._nbytes
             parts.parts[i].first = 0
+            bytes += 16 + (<uint64_t>batch._nbytes + 7) // 8 * 8
+        if bytes > IGN_ENTRY_MAX // 2:      # refused by the log as well, which does not say how much it was
+            raise transaction_error(bytes, IGN_ENTRY_MAX // 2)
     except BaseException:
         parts_close(parts, held)
         raise

@@ -36,6 +36,11 @@ cdef str _other_place(str what):
     return "is not there any more, the directory that was opened was moved or removed"
 
 
+cdef object transaction_error(uint64_t bytes, uint64_t limit):
+    """Of a call that would be more than one entry of the log; half of that is for what is loaded."""
+    return _errors.MessageTooLargeError(bytes, limit, "one transaction of an embedded store", "call")
+
+
 cdef object log_error(int code, int number, Log log):
     """The exception for a code; ``number`` is the errno that came with it."""
     cdef str what = log.directory
@@ -79,7 +84,8 @@ cdef object log_error(int code, int number, Log log):
     if code == IGN_E_UNKNOWN:
         return _errors.QueueNotFoundError(f"store: {what}: the magazine was dropped")
     if code == IGN_E_TOO_LARGE:
-        return _errors.ConfigError(f"store: {what}: more than {<object>IGN_ENTRY_MAX} bytes for one call")
+        # The calls that have data look at its size before, and say how much it is.
+        return _errors.MessageTooLargeError(IGN_ENTRY_MAX + 1, IGN_ENTRY_MAX, "one entry of an embedded store's log", "call")
     if code == IGN_E_INVALID:
         return ValueError(f"store: {what}: an argument outside its range")
     return _errors.StoreError(f"store: {what}: unexpected code {ign_error_name(code).decode()} ({code})")

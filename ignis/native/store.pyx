@@ -453,6 +453,7 @@ cdef class Log:
         """
         cdef list held = list(changes)
         cdef Py_ssize_t count = len(held), i = 0
+        cdef uint64_t size = 8
         cdef ign_store_how how
         cdef ign_store_mark at
         cdef int rc
@@ -464,6 +465,9 @@ cdef class Log:
         try:
             for i in range(count):
                 held[i] = fill_change(&made[i], held[i])  # a tuple of bytes: kept alive as long as this call
+                size += 24 + <uint64_t>made[i].key_bytes + made[i].value_bytes
+            if size > IGN_ENTRY_MAX - IGN_ENTRY_HEADER:
+                raise transaction_error(size, IGN_ENTRY_MAX - IGN_ENTRY_HEADER)
             if count == 0:
                 return self.mark()
             self._enter()
@@ -1255,7 +1259,9 @@ cdef tuple fill_change(ign_store_change *made, object change):
     value = becomes
     if value is not None:
         if PyBytes_GET_SIZE(value) >= 1 << 28:
-            raise ValueError(f"a value has less than {1 << 28} bytes, got {PyBytes_GET_SIZE(value)}")
+            raise _errors.MessageTooLargeError(
+                PyBytes_GET_SIZE(value), (1 << 28) - 1, "one value of an embedded store", "value"
+            )
         made.value = PyBytes_AS_STRING(value)
         made.value_bytes = <uint32_t>PyBytes_GET_SIZE(value)
     return key, expected, value
