@@ -402,7 +402,8 @@ static int move_some(ign_store *store, uint32_t main, gathering *c, ign_store_mo
             rc = move_gathered(store, c, how, mark);
             if (rc == IGN_OK)
                 result->moved += c->moved;
-            if (rc == IGN_E_NO_ROOM && c->moved > 1) { /* what is kept on a full disk may do for less */
+            /* What is kept on a full disk may do for less. And how large records are is guessed by the others of their batch. */
+            if ((rc == IGN_E_NO_ROOM || rc == IGN_E_TOO_LARGE) && c->moved > 1) {
                 limit = c->moved / 2;
                 rc = IGN_EMPTY;
                 i--;
