@@ -27,6 +27,7 @@ from ignis.clock import Clock
 from ignis.config import PublisherSettings
 from ignis.native import PackedBatch, Watch
 from ignis.native.store import Recall
+from ignis.storage import transactions
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.facets import ArrayStore, LockStore, LockTable, QueueStore
 from ignis.storage.later import KeepsLater
@@ -105,7 +106,7 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
 
         ``ttl_s`` None = never expires. A batch is sealed in place and cannot be loaded twice. Concurrent loads of
         several threads share one commit. Raises StoreFullError (nothing stored), StoreFailedError,
-        QueueNotFoundError (not declared).
+        QueueNotFoundError (not declared), MessageTooLargeError: it is more than the store takes at once, see `most_load_bytes`.
         """
 
     def load_records(self, magazine: str, shard: int, records: Sequence[bytes], ttl_s: float | None = None) -> int:
@@ -113,9 +114,9 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         return self.load(magazine, [(shard, PackedBatch.pack(records))], ttl_s)[0]
 
     @property
-    def most_load_bytes(self) -> int | None:
-        """So many bytes of records one `load` may have; None = there is no bound but the size of the store."""
-        return None
+    def most_load_bytes(self) -> int:
+        """So many bytes of records one `load` should have at most, unless one record alone has more: who has more divides it."""
+        return transactions.MOST_BYTES
 
     takes_bodies = False
     """Whether `load_body` can do anything."""
@@ -238,8 +239,8 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
     @abc.abstractmethod
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Puts fired records back at their shard's tail with the remaining time to live, corrects the counters,
-        removes the old ones; returns how many there were. What is gone already is skipped. Raises StaleEpochError when
-        the fence is old: nothing was put back."""
+        removes the old ones; returns how many there were. What is gone already is skipped. Any number may be named: where they
+        have many bytes, in several transactions. Raises StaleEpochError when the fence is old: no more was put back."""
 
     @abc.abstractmethod
     def delete(self, magazine: str, pointers: Pointers) -> int:
@@ -270,8 +271,9 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         fence: Fence | None = None,
     ) -> int:
         """Loads into ``target``, then deletes from ``source``: one transaction where the store has them and both
-        magazines share a durability, that order where not. Items whose source record is gone are skipped (somebody
-        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved.
+        magazines share a durability, that order where not. Items that have more bytes than `ignis.storage.transactions` allows
+        one are moved by several, in their order. Items whose source record is gone are skipped (somebody
+        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: no more moved.
 
         Each record keeps the end of its time to live, whatever it becomes: a message does not live longer because it
         failed. ``ttl_s`` gives all of them another one; None = never expires."""
@@ -286,11 +288,15 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         """Records fired before ``fired_before_ms`` that still exist, in pointer order, at most ``limit``; with
         ``dead_owners`` also those whose owner is provably dead, whenever they were fired (a store that cannot prove
         a death returns none of these). With ``owner`` only what that one claimed, whenever it was fired: for a caller
-        who knows that its process is gone. Claims whose records are all gone are forgotten on the way."""
+        who knows that its process is gone. Claims whose records are all gone are forgotten on the way.
+
+        ``max_bytes``: of the records; one comes in any case. For who asks again until nothing comes. A broker gives no more than
+        its answer has room for, whatever it was asked for, and a store that reads by the number alone may give more."""
 
     @abc.abstractmethod
     def expire(self, magazine: str, limit: int = 10_000) -> int:

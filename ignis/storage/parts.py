@@ -1,4 +1,5 @@
-"""Transfers on a full store: in parts, down to single messages, since what has moved frees room for what follows."""
+"""Transfers in parts: of bounded size, and on a full store down to single messages, since what has moved frees room for what
+follows."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from ignis.errors import RecordTooLargeError, StoreFullError
 from ignis.message import bare_record, slim_record, unmarked_record
 from ignis.native.store import GrowthError
 from ignis.storage.records import Transfer
+from ignis.storage.transactions import fitting
 
 __all__ = ["in_parts", "transfer_all", "transfer_in_parts"]
 
@@ -20,7 +22,7 @@ _SHORTER = (slim_record, bare_record)
 def in_parts(
     items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int], begin: int = 0
 ) -> Iterator[tuple[Sequence[Transfer], int]]:
-    """Transfers the items: all at once where there is room, else in halves, down to single messages.
+    """Transfers the items: as many at once as a transaction takes; where there is no room, in halves, down to single messages.
 
     Yields each part that was transferred, and how many of it moved. What was not yielded is where it was. A message that is
     too large for the store with all that its failure says goes without the history, and if need be without anything that its
@@ -43,7 +45,7 @@ def in_parts(
     at, size, in_a_row = 0, len(ordered), 0
     refused: StoreFullError | RecordTooLargeError | None = None
     while at < len(ordered):
-        part = ordered[at : at + size]
+        part = ordered[at : at + min(size, fitting(ordered, at))]
         try:
             moved = transfer(part)
         except RecordTooLargeError as exc:

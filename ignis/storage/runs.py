@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-__all__ = ["Runs", "difference", "first_reaching", "joined", "overlap", "runs_of"]
+__all__ = ["Pair", "Runs", "difference", "first_reaching", "joined", "overlap", "runs_of"]
 
 Pair = tuple[int, int]
 

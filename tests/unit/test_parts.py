@@ -11,6 +11,7 @@ from ignis.message import STAYS, Message, bare_record, encode_meta, failed_recor
 from ignis.native import Record, encode_record
 from ignis.native.store import GrowthError
 from ignis.shovel_choice import coming_back
+from ignis.storage import transactions
 from ignis.storage.base import Transfer
 from ignis.storage.parts import in_parts, transfer_all, transfer_in_parts
 
@@ -45,6 +46,20 @@ def test_halves_down_to_single_messages() -> None:
     store = Store(1)
     assert transfer_in_parts(items(*[1] * 9), store.transfer) == 9
     assert store.moved == list(range(9))
+
+
+def test_no_part_is_larger_than_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MOST_BYTES", 250)
+    store = Store(10_000)
+    assert transfer_in_parts(items(50, 50, 50, 900, 50), store.transfer) == 5
+    assert store.calls == [[0, 1], [2], [3], [4]], "one that is larger by itself goes alone"
+    some = items(50, 50, 50, 900, 50)
+    assert [len(part) for part in transactions.divided(some)] == [2, 1, 1, 1]
+    assert [len(part) for part in transactions.divided(some, 1 << 20)] == [5]
+    assert next(iter(transactions.divided(some, 1 << 20))) is some
+    assert list(transactions.divided([])) == []
+    monkeypatch.setattr(transactions, "MOST_RECORDS", 2)
+    assert [len(part) for part in transactions.divided(some, 1 << 20)] == [2, 2, 1]
 
 
 class SmallRecords(Store):

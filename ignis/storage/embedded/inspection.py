@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from ignis.errors import UnreadableMessageError
 from ignis.native import Record, segment_columns
 from ignis.native.store import NoShardError
+from ignis.storage import transactions
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.records import Pointers, ShardState
-from ignis.storage.runs import Runs, runs_of
+from ignis.storage.runs import Pair, Runs, overlap, runs_of
 
-__all__ = ["columns", "existing", "metadata", "oldest_enqueued_at_us", "peek", "scan"]
+__all__ = ["columns", "existing", "metadata", "oldest_enqueued_at_us", "peek", "read_some", "scan"]
 
 _END = 1 << 62
 _INCARNATION = (1 << 52) - 1  # exact in JSON, whose numbers are doubles for many readers
@@ -32,6 +33,32 @@ def peek(found: Magazine, pointers: Pointers) -> dict[int, dict[int, bytes | Non
         if there:
             result[shard] = there
     return result
+
+
+def read_some(
+    found: Magazine, runs: Mapping[int, Sequence[Pair]]
+) -> tuple[list[tuple[int, int, list[bytes | None], int]], dict[int, list[Pair]]]:
+    """What exists of these pointers, as much as one transaction takes: (shard, first pointer, records, expires_at_ms) in their
+    order. Also returns the runs that were not looked at."""
+    room, room_bytes = transactions.MOST_RECORDS, transactions.MOST_BYTES
+    pieces: list[tuple[int, int, list[bytes | None], int]] = []
+    rest: dict[int, list[Pair]] = {}
+    for shard, many in runs.items():
+        left = list(many)
+        if left and room > 0 and room_bytes > 0:
+            try:
+                read, cut = found.log.peek_within(found.number, shard, left, room_bytes, limit=room)
+            except NoShardError:
+                continue
+            for first, records, expires in read:
+                pieces.append((shard, first, records, expires))
+                room -= len(records)
+                room_bytes -= sum(len(record or b"") + transactions.BESIDE_BYTES for record in records)
+            full = cut or room <= 0
+            left = overlap(left, read[-1][0] + len(read[-1][1]), _END) if read and full else []
+        if left:
+            rest[shard] = left
+    return pieces, rest
 
 
 def columns(found: Magazine, shard: int, pointers: range, lines: bool) -> RecordColumns:

@@ -136,13 +136,18 @@ class EmbeddedLater(KeepsLater):
     @guarded
     def run_now(self, magazine: str, pointers: Pointers) -> int:
         def run(main: Magazine, later: Magazine) -> int:
-            items = [
-                Transfer(shard, pointer, record, shard % main.shards)
-                for shard, many in inspection.peek(later, pointers).items()
-                for pointer, record in many.items()
-                if record is not None
-            ]
-            return transfers.transfer(self._store, later, main, items, None, None) if items else 0
+            moved = 0
+            left = {shard: runs_of(many) for shard, many in pointers.items() if 0 <= shard < 1 << 16}
+            while left:
+                pieces, left = inspection.read_some(later, left)
+                items = [
+                    Transfer(shard, pointer, record, shard % main.shards)
+                    for shard, first, records, _ in pieces
+                    for pointer, record in enumerate(records, first)
+                    if record is not None
+                ]
+                moved += transfers.transfer(self._store, later, main, items, None, None) if items else 0
+            return moved
 
         main = self._catalogue.find(magazine)
         return self._on_later(magazine, lambda later: run(main, later), 0)

@@ -1,9 +1,13 @@
-"""Moving records: to the tail of their shard, or into another magazine. Each keeps its own time to live."""
+"""Moving records: to the tail of their shard, or into another magazine. Each keeps its own time to live.
+
+Any number of them may be asked for. What one transaction does not take is moved by the next: a message moves whole or not at
+all, and no two of them have to move together."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ignis.errors import StoreBusyError, StoreFullError
@@ -11,18 +15,19 @@ from ignis.native import PackedBatch
 from ignis.native import store as native
 from ignis.native.store import FenceError, GrowthError, NoShardError
 from ignis.storage.checks import check_epoch
+from ignis.storage.embedded import inspection
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.claims import Claims
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import epoch_key, epoch_of, epoch_value, read_fence
 from ignis.storage.records import Fence, Pointers, Transfer, group_pointers
-from ignis.storage.runs import runs_of
+from ignis.storage.runs import Pair, overlap, runs_of
+from ignis.storage.transactions import divided
 
 __all__ = ["defer", "fenced", "reload", "transfer"]
 
 T = TypeVar("T")
 _CHUNK_RECORDS = 1_024
-_MOST_PARTS = 65_535
 _ATTEMPTS = 64
 _ROOM_WITHIN_S = 10.0
 _ROOM_PAUSE_S = 0.02
@@ -79,9 +84,13 @@ def transfer(
     outside = [item for item in items if not 0 <= item.target_shard < 1 << 16]
     if outside:
         raise NoShardError(f"shard {outside[0].target_shard}")
-    if source.log is target.log:
-        return fenced(store, target, fence, lambda held: _move_in_room(source, target, items, expires_at_ms, held))
-    return fenced(store, target, fence, lambda held: _load_and_delete(source, target, items, expires_at_ms, held))
+    move = _move_in_room if source.log is target.log else _load_and_delete
+    if not items:  # the fence is asked all the same
+        return fenced(store, target, fence, lambda _: 0)
+    return sum(
+        fenced(store, target, fence, functools.partial(move, source, target, part, expires_at_ms))
+        for part in divided(items)
+    )
 
 
 def _move_in_room(
@@ -140,9 +149,9 @@ def defer(
     """See `KeepsLater.defer`. Both magazines are of one log. Raises NoShardError."""
     due_of = {(item.shard, item.pointer): due_ms for item, due_ms in zip(items, dues_ms, strict=True)}
 
-    def move(held: _Held | None) -> int:
+    def move(held: _Held | None, part: Sequence[Transfer]) -> int:
         for _ in range(_ATTEMPTS):
-            moving = _still_there(source, items)
+            moving = _still_there(source, part)
             if not moving:
                 return 0
             pointers = group_pointers((item.shard, item.pointer) for item, _ in moving)
@@ -156,7 +165,7 @@ def defer(
                 return len(moving)
         raise StoreBusyError(f"store: records of {source.name!r} went {_ATTEMPTS} times in a row while they were moved")
 
-    return fenced(store, later, fence, move)
+    return sum(fenced(store, later, fence, functools.partial(move, part=part)) for part in divided(items))
 
 
 def _load_and_delete(
@@ -227,36 +236,51 @@ def _batches(records: Sequence[bytes], expires_at_ms: int) -> list[PackedBatch]:
 def reload(store: StoreContext, magazine: Magazine, pointers: Pointers, fence: Fence | None) -> int:
     """See `MagazineStore.reload`. A corrupt record cannot be appended anew without passing for a good one: it stays where it
     is, claimed from now on anew."""
-    return fenced(store, magazine, fence, lambda held: _reload(store, magazine, pointers, held))
+    # As they are now: what is put back may be claimed by others before the last of these is.
+    fired = [state[1] for state in magazine.log.shards(magazine.number)]
+    left = {
+        shard: overlap(runs_of(many), 1, fired[shard] + 1)
+        for shard, many in pointers.items()
+        if 0 <= shard < len(fired)
+    }
+    count = 0
+    while True:
+        reload_some = functools.partial(_reload, store, magazine, left)
+        reloaded, left = fenced(store, magazine, fence, reload_some)
+        count += reloaded
+        if not left:
+            return count
 
 
-def _reload(store: StoreContext, magazine: Magazine, pointers: Pointers, held: _Held | None) -> int:
+def _reload(
+    store: StoreContext, magazine: Magazine, left: Mapping[int, Sequence[Pair]], held: _Held | None
+) -> tuple[int, dict[int, list[Pair]]]:
+    """One transaction: how many it put back, and what is left for the next."""
     log, number = magazine.log, magazine.number
     for _ in range(_ATTEMPTS):
-        fired = [state[1] for state in log.shards(number)]
         old: dict[int, list[int]] = {}
         corrupt: dict[int, list[int]] = {}
-        batches: list[tuple[int, PackedBatch]] = []
-        for shard, many in pointers.items():
-            if not 0 <= shard < len(fired):
-                continue
-            groups: list[tuple[int, list[bytes]]] = []
-            runs = [(start, min(stop, fired[shard] + 1)) for start, stop in runs_of(many) if start <= fired[shard]]
-            for first, records, expires in log.peek(number, shard, runs):
-                for pointer, record in enumerate(records, first):
-                    if record is None:
-                        corrupt.setdefault(shard, []).append(pointer)
-                        continue
-                    if not groups or groups[-1][0] != expires:
-                        groups.append((expires, []))
-                    groups[-1][1].append(record)
-                    old.setdefault(shard, []).append(pointer)
-            batches += ((shard, batch) for expires, records in groups for batch in _batches(records, expires))
+        groups: dict[int, list[tuple[int, list[bytes]]]] = {}
+        pieces, rest = inspection.read_some(magazine, left)
+        for shard, first, records, expires in pieces:
+            of_shard = groups.setdefault(shard, [])
+            for pointer, record in enumerate(records, first):
+                if record is None:
+                    corrupt.setdefault(shard, []).append(pointer)
+                    continue
+                if not of_shard or of_shard[-1][0] != expires:
+                    of_shard.append((expires, []))
+                of_shard[-1][1].append(record)
+                old.setdefault(shard, []).append(pointer)
+        batches = [
+            (shard, batch) for shard, some in groups.items() for expires, records in some
+            for batch in _batches(records, expires)
+        ]  # fmt: skip
         _claim_anew(store, magazine, corrupt)
         if not old:
-            return 0
+            return 0, rest
         if log.transfer(number, old, number, batches, durable=magazine.durable, reload=True, fence=held):
-            return sum(map(len, old.values()))
+            return sum(map(len, old.values())), rest
     raise StoreBusyError(
         f"store: records of {magazine.name!r} went {_ATTEMPTS} times in a row while they were put back"
     )
