@@ -17,6 +17,7 @@ from ignis.errors import IgnisError, QueueNotFoundError, RecordTooLargeError
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
+from ignis.storage import transactions
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
 from ignis.storage.records import group_pointers
@@ -132,7 +133,7 @@ def _return_held(store: Store, queue: QueueRecord, owner: str) -> int:
 
 def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned]:
     try:
-        return store.magazines.abandoned(magazine, shard, 0, _BATCH, owner=owner)
+        return store.magazines.abandoned(magazine, shard, 0, _BATCH, owner=owner, max_bytes=transactions.MOST_BYTES)
     except QueueNotFoundError:  # registered, and never used
         return []
 

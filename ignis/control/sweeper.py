@@ -28,6 +28,7 @@ from ignis.leader import Leadership
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.stacks import start_thread
+from ignis.storage import transactions
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store
 from ignis.storage.records import group_pointers
 from ignis.sweep_result import SweepResult
@@ -366,6 +367,7 @@ class Sweeper:
             before_ms,
             self._settings.batch,
             dead_owners=self._settings.dead_owners,
+            max_bytes=transactions.MOST_BYTES,
         )
         if not found:
             return False
@@ -378,8 +380,9 @@ class Sweeper:
             one.result.sideline_swept += moved
         if moved:
             (one.pointers if main else one.sideline_pointers)[shard] = found[-1].pointer
-        # Where nothing moved, others are at it: looking again at once would show the same.
-        return moved > 0 and len(found) >= self._settings.batch
+        # Fewer than a batch may be all that one transaction takes. Where nothing moved, others are at it: looking again at once
+        # would show the same.
+        return moved > 0
 
     def _accounted(self, magazine: str, shards: int, reached: dict[int, int], stored: dict[int, int]) -> dict[int, int]:
         """How far each shard's sweep pointer, below which nobody need look again, may be moved: not behind a record that is

@@ -92,6 +92,7 @@ class NoReading(MagazineStore):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         refuse("sweeping", self.url)
 

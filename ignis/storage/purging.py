@@ -6,6 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ignis.storage import transactions
 from ignis.storage.records import Pointers
 
 __all__ = ["PURGE_BATCH", "Left", "Purged", "Purges", "begin_purge"]
@@ -14,7 +15,7 @@ PURGE_BATCH = 10_000
 """Messages that one step of a purge removes at most: one transaction, and all that it keeps in memory."""
 
 _IN_FLIGHT_BATCH = 200
-"""Claimed records are read to be found; a record may have megabytes."""
+"""Claimed records are read to be found."""
 _FAR_MS = 1 << 53
 
 Left = dict[int, tuple[int, int]]
@@ -96,9 +97,9 @@ class Purges(abc.ABC):
     def _purge_claimed(self, magazine: str, shard: int, rest: Left, limit: int) -> int:
         """Claimed records of one shard, whoever claimed them; the shard leaves ``rest`` when it has none."""
         store: Any = self
-        found = store.abandoned(magazine, shard, _FAR_MS, limit)
+        found = store.abandoned(magazine, shard, _FAR_MS, limit, max_bytes=transactions.MOST_BYTES)
         mine = [one.pointer for one in found if one.pointer <= rest[shard][1]]
-        if len(found) < limit or not mine:
+        if not mine:
             del rest[shard]
         return int(store.delete(magazine, {shard: mine})) if mine else 0
 

@@ -179,6 +179,7 @@ def _abandoned(asked: Asked) -> Reply:
         min(head.limit, 100_000),
         dead_owners=head.dead_owners,
         owner=head.owner,
+        max_bytes=asked.bound,
     )
     # The owner is a name here: in a store of this process it carries the client's process.
     return value(_fitting([tuple(row._replace(owner=str(row.owner))) for row in rows], asked.bound))

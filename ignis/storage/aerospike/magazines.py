@@ -283,6 +283,7 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         """A death is proved only for processes of this machine; for those of others time counts."""
         with self._call():

@@ -15,6 +15,7 @@ from ignis.storage.runs import Runs, difference, joined, overlap, runs_of
 __all__ = ["Claims"]
 
 _PAGE = 64
+_ANY_SIZE = 1 << 62
 _Runs = list[tuple[int, int]]
 
 
@@ -145,16 +146,24 @@ class Claims:
     # -- what nobody finishes
 
     def abandoned(
-        self, found: Magazine, shard: int, fired_before_ms: int, limit: int, dead_owners: bool, owner: str | None
+        self,
+        found: Magazine,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        dead_owners: bool,
+        owner: str | None,
+        max_bytes: int | None,
     ) -> list[Abandoned]:
         """See `MagazineStore.abandoned`."""
         ahead_ms = self._directory.clock.ahead_ms()
         before_ms = fired_before_ms + ahead_ms if fired_before_ms else 0
         rows: list[Abandoned] = []
         dead: dict[bytes, bool] = {}
+        room_bytes = _ANY_SIZE if max_bytes is None else max_bytes
         try:
             for claim in self.of(found, shard):
-                if len(rows) >= limit:
+                if len(rows) >= limit or (rows and room_bytes <= 0):
                     break
                 if owner is not None:
                     if claim.owner != owner:
@@ -166,7 +175,10 @@ class Claims:
                     is_dead = dead[claim.stored]
                     if claim.ms >= before_ms and not (is_dead and dead_owners):
                         continue
-                pieces = found.log.peek(found.number, shard, [(claim.first, claim.stop)], limit=limit - len(rows))
+                pieces, _ = found.log.peek_within(
+                    found.number, shard, [(claim.first, claim.stop)], room_bytes, limit=limit - len(rows)
+                )
+                room_bytes -= sum(len(record or b"") for _, records, _ in pieces for record in records)
                 rows += [
                     Abandoned(shard, first + index, record, claim.ms - ahead_ms, claim.owner, is_dead)
                     for first, records, _ in pieces

@@ -434,9 +434,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         return self._catalogue.on(
-            magazine, lambda found: self._claims.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
+            magazine,
+            lambda found: self._claims.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner, max_bytes),
         )
 
     @guarded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -310,6 +311,7 @@ class MemoryMagazines(MemoryLater, MagazineStore):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         ahead_ms = self._store.clock.ahead_ms()
         before_ms = fired_before_ms + ahead_ms
@@ -317,11 +319,15 @@ class MemoryMagazines(MemoryLater, MagazineStore):
             found = self._get(magazine)
             if not 0 <= shard < len(found.shards):
                 return []
-            return [
+            rows = [
                 Abandoned(shard, pointer, held.data, held.fired_at_ms - ahead_ms, held.owner, owner is not None)
                 for pointer, held in found.shards[shard].records.items()
                 if held.owner and (held.fired_at_ms < before_ms if owner is None else held.owner == owner)
             ][:limit]
+        if max_bytes is not None:
+            totals = itertools.accumulate(len(one.record or b"") for one in rows)
+            rows = rows[: max(1, sum(total <= max_bytes for total in totals))]
+        return rows
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._store.open_content():
