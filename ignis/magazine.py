@@ -11,7 +11,7 @@ import itertools
 import logging
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -31,6 +31,7 @@ from ignis.errors import (
 )
 from ignis.log_format import event_text
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
+from ignis.message_parts import encoded_parts, source_of, stops
 from ignis.native import PackedBatch, Record, id_text
 from ignis.native.wire import route_batch
 from ignis.registration import Registration
@@ -59,9 +60,6 @@ _row = tuple.__new__
 
 _ENVELOPE_BYTES = 128
 """At most what a record has besides its body, key and headers."""
-
-_CHUNK_BODIES = 8_192
-"""The most messages that `Magazine.load_many` stores in one transaction."""
 
 
 def route_with_dues(
@@ -282,10 +280,10 @@ class Magazine(Generic[M]):
         due_ms: int | None = None,
         deadline: Deadline | None = None,
     ) -> MessageIds:
-        """Appends messages, 8,192 in each transaction. All are durable on return, and in order in each shard. Returns their ids
-        in order, which take 16 bytes each.
+        """Appends messages, 8,192 or 64 MiB in each transaction. All are durable on return, and in order in each shard. Returns
+        their ids in order, which take 16 bytes each.
 
-        What is no list or tuple is read as it is stored: the next 8,192 when the last are durable.
+        What is no list or tuple is read as it is stored: those of the next transaction when the last are durable.
 
         When a transaction fails, one of its messages cannot be encoded or is too large, or the generator that gives them raises,
         the earlier transactions stay stored. The error says how many messages that are, and has them as ``stored_messages``.
@@ -317,13 +315,14 @@ class Magazine(Generic[M]):
 
         ``key`` computes a message's key when the message is read. Other arguments and errors are those of `load_many`.
         """
-        todo = _parts(messages, key, keys)
         encode_all = self.codec.encode_all
         meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
+        beside_bytes, most_bytes = len(meta) + _ENVELOPE_BYTES, self._magazines.most_load_bytes
+        todo = encoded_parts(source_of(messages, key, keys), encode_all, beside_bytes, most_bytes)
         start = 0
         while True:
             try:
-                part, part_keys = next(todo)
+                part, part_keys, bodies, nbytes = next(todo)
             except StopIteration:
                 return
             except Exception as exc:  # of the generator that gives the messages, or of `key`
@@ -333,10 +332,11 @@ class Magazine(Generic[M]):
             begin = start
             try:
                 shards = self.shards
-                bodies = encode_all(part)
+                if bodies is None:  # one of them cannot be encoded, which is said here
+                    bodies = encode_all(part)
                 raw_keys = None if part_keys is None else [encode_key(one) for one in part_keys]
                 at = 0
-                for stop in self._stops(bodies, raw_keys, meta):
+                for stop in stops(bodies, raw_keys, nbytes, beside_bytes, most_bytes):
                     batches, ids = PackedBatch.pack_bodies(
                         bodies[at:stop],
                         flags=self.codec.flags,
@@ -361,21 +361,6 @@ class Magazine(Generic[M]):
                     exc.tell_of_many(None if bad is None else begin + bad, start)
                 raise
             del batches, bodies, raw_keys, part, part_keys  # the next are read before they would be let go
-
-    def _stops(self, bodies: Sequence[bytes], keys: Sequence[bytes] | None, meta: bytes) -> Iterator[int]:
-        """Where each transaction ends: the store may bound its bytes, as a broker does by the size of a frame."""
-        most = self._magazines.most_load_bytes
-        each = len(meta) + _ENVELOPE_BYTES
-        # Nearly always all of them fit, and nothing is done for each.
-        if most is not None and sum(map(len, bodies)) + sum(map(len, keys or ())) + each * len(bodies) > most:
-            nbytes = 0
-            for at, body in enumerate(bodies):
-                size = len(body) + each + (0 if keys is None else len(keys[at]))
-                if nbytes and nbytes + size > most:
-                    yield at
-                    nbytes = 0
-                nbytes += size
-        yield len(bodies)
 
     def _first_bad(self, messages: Sequence[Any], keys: Sequence[Any] | None) -> int | None:
         """The first message of a part that is refused, or whose key is."""
@@ -653,50 +638,6 @@ class MagazineManager:
         """Forgets a magazine that may have been removed: the next `get` declares it again."""
         with self._lock:
             self._known.pop(name, None)
-
-
-_Part = tuple[Sequence[Any], Sequence[Any] | None]
-"""Messages of one transaction, and the key of each."""
-
-
-def _parts(messages: Any, key: Callable[[Any], Any] | None, keys: Any) -> Iterator[_Part]:
-    """Parts of a list or tuple are cut out of it; of anything else each is read when the one before is stored. Raises
-    InvalidMessageError, ConfigError before it gives one."""
-    if keys is not None:
-        if isinstance(keys, (str, bytes, bytearray, Mapping, Set)):
-            raise ConfigError(f"keys = {shown(keys)} is not a sequence with a key for each message")
-        keys = keys if isinstance(keys, (list, tuple)) else list(_iterated(keys, "keys"))
-        if not isinstance(messages, (list, tuple)):  # as many as there are keys, and one more that tells of too many
-            messages = list(itertools.islice(_iterated(messages, "messages"), len(keys) + 1))
-            if len(messages) > len(keys):
-                raise ConfigError(f"{len(keys)} keys were given for more messages")
-        if len(keys) != len(messages):
-            raise ConfigError(f"{len(keys)} keys were given for {len(messages)} messages")
-    if isinstance(messages, (list, tuple)):
-        if key is not None:
-            keys = [key(message) for message in messages]
-        return _cut(messages, keys)
-    return _read(_iterated(messages, "messages"), key)
-
-
-def _cut(messages: Sequence[Any], keys: Sequence[Any] | None) -> Iterator[_Part]:
-    for start in range(0, len(messages), _CHUNK_BODIES):
-        end = start + _CHUNK_BODIES
-        yield messages[start:end], None if keys is None else keys[start:end]
-
-
-def _read(messages: Iterator[Any], key: Callable[[Any], Any] | None) -> Iterator[_Part]:
-    while part := list(itertools.islice(messages, _CHUNK_BODIES)):
-        keys = None if key is None else [key(message) for message in part]
-        yield part, keys
-        del part, keys
-
-
-def _iterated(values: Any, what: str) -> Iterator[Any]:
-    try:
-        return iter(values)
-    except TypeError as exc:
-        raise InvalidMessageError(f"{what} are {shown(values)}, not a sequence: {exc}") from None
 
 
 def _tell_stored(exc: Exception, stored: int) -> None:

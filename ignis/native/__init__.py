@@ -31,6 +31,7 @@ from ignis.native.record import (
     segment_columns,
     segment_info,
     shard_for_key,
+    total_bytes,
     unpack_segment,
     unsafe_keys,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "set_spin",
     "shard_for_key",
     "sum_classes",
+    "total_bytes",
     "unpack_segment",
     "unsafe_keys",
 ]

@@ -160,6 +160,16 @@ def only_bytes(items):
     return True
 
 
+def total_bytes(list items not None, Py_ssize_t begin=0):
+    """The lengths of the bytes objects of a list, from ``begin`` on, in all."""
+    cdef Py_ssize_t i, total = 0
+    cdef object one
+    for i in range(max(begin, 0), PyList_GET_SIZE(items)):
+        one = <object>PyList_GET_ITEM(items, i)
+        total += len(<bytes>one) if PyBytes_CheckExact(one) else len(one)
+    return total
+
+
 include "_record_columns.pxi"
 
 

@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_plan pydantic_models settings_page stacks",
         "bounded_call http_endpoint service_notify",
         "body_codec",
-        "message sweep_result upkeep",
+        "message message_parts sweep_result upkeep",
         "storage",
         "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules tracing",
         "cancellation magazine metrics metrics_page retries told_calls told_progress",
@@ -234,7 +234,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage": (
         ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
-        "facets later process_identity purging removing write_batch",
+        "facets later process_identity removing transactions write_batch",
+        "purging",
         "base",
         "bounded_reads checks parts",
         "aerospike clock",
