@@ -15,6 +15,7 @@ from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.native import PackedBatch
 from ignis.native.wire import Outgoing, pointer_in_ack
+from ignis.storage import transactions
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -31,6 +32,7 @@ from ignis.storage.checks import check_declaration, check_dues, check_limit, che
 from ignis.storage.pending_load import PendingLoad
 from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.records import group_pointers
+from ignis.storage.transactions import divided
 
 __all__ = ["BrokerMagazines"]
 
@@ -51,9 +53,11 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         self._calls = calls
 
     @property
-    def most_load_bytes(self) -> int | None:
+    def most_load_bytes(self) -> int:
+        """What a frame takes, and no more than a transaction of the store behind the broker."""
         broker = self._calls.broker
-        return None if broker is None else max(1, broker.max_frame_bytes - _FRAME_ROOM_BYTES)
+        most = transactions.MOST_BYTES if broker is None else min(broker.max_frame_bytes, transactions.MOST_BYTES)
+        return max(1, most - _FRAME_ROOM_BYTES)
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
         check_declaration(magazine, shards, durability)
@@ -252,10 +256,12 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
-        request = store_requests.transfer(source, target, items, ttl_s, fence)
-        self._calls.check_size(len(request.payload))
-        moved = self._calls.ask(request)
-        self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in items))
+        moved = 0
+        for part in divided(items, self.most_load_bytes) if items else [items]:
+            request = store_requests.transfer(source, target, part, ttl_s, fence)
+            self._calls.check_size(len(request.payload))
+            moved += self._calls.ask(request)
+            self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in part))
         return moved
 
     def abandoned(
@@ -267,6 +273,7 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         *,
         dead_owners: bool = True,
         owner: str | None = None,
+        max_bytes: int | None = None,
     ) -> list[Abandoned]:
         return self._calls.ask(store_requests.abandoned(magazine, shard, fired_before_ms, limit, dead_owners, owner))
 
