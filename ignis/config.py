@@ -435,7 +435,7 @@ class PublisherSettings(_Settings):
     capacity: int = _setting(65_536, "ring slots: messages that may wait for the flusher; a power of two", 2, 1 << 24)
     linger_s: float = _setting(0, "how long the flusher lets a batch grow once it has a message", 0, 10)
     max_batch: int = _setting(16_384, "most messages in one store transaction", 1, 1 << 20)
-    max_batch_bytes: int = _setting(16 << 20, "most bytes in one store transaction", 1 << 10, 1 << 30)
+    max_batch_bytes: int = _setting(16 << 20, "most bytes in one store transaction", 1 << 10, 64 << 20)
     loads_in_flight: int = _setting(4, "transactions on their way to a broker at a time; without a linger", 1, 16)
     send_timeout_s: float = _setting(30, "how long send() waits for room before it raises", 0, 86_400)
     close_timeout_s: float = _setting(60, "how long leaving the publisher waits for durability", 0, 86_400)
@@ -454,7 +454,7 @@ class SweeperSettings(_Settings):
 
     interval_s: float = _setting(900, "time between passes", 0.1, 86_400)
     initial_delay_s: float = _setting(600, "wait before the first pass, from the last one of any process", 0, 86_400)
-    batch: int = _setting(1_000, "records moved in one transaction", 1, 100_000)
+    batch: int = _setting(1_000, "most records moved in one transaction", 1, 100_000)
     parallel_queues: int = _setting(64, "queues swept at the same time", 1, 64)
     dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")
 
@@ -604,7 +604,7 @@ class SparkSettings(_Settings):
 
     batch_rows: int = _setting(16_384, "most rows in one store transaction of a publishing task", 1, 1 << 20)
     batch_bytes: int = _setting(
-        8 << 20, "most bytes of bodies in one store transaction of a publishing task", 1 << 10, 1 << 30
+        8 << 20, "most bytes of bodies in one store transaction of a publishing task", 1 << 10, 64 << 20
     )
     read_bytes: int = _setting(4 << 20, "about how many bytes a draining task reads at a time", 1 << 10, 1 << 30)
     partition_rows: int = _setting(524_288, "most messages that one task drains", 1, 1 << 30)
@@ -630,7 +630,7 @@ class RelaySettings(_Settings):
         0.0005, "pause between two looks while messages come in; producers need not wake the relay then", 0, 1
     )
     max_batch: int = _setting(32_768, "most messages of one queue in one store transaction", 1, 1 << 20)
-    max_batch_bytes: int = _setting(32 << 20, "most bytes of one queue in one store transaction", 1 << 10, 1 << 30)
+    max_batch_bytes: int = _setting(32 << 20, "most bytes of one queue in one store transaction", 1 << 10, 64 << 20)
     max_channels: int = _setting(4_096, "channels emptied at a time; further ones wait", 1, 100_000)
     retry_s: float = _setting(0.1, "wait after the store refused a batch; doubles up to max_retry_s", 0.001, 60)
     max_retry_s: float = _setting(5, "longest wait after the store refused a batch", 0.001, 3_600)

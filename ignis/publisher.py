@@ -436,8 +436,8 @@ class Publisher(Generic[M]):
                 shards, self._rerouting = self._magazine.shards, True
             try:
                 count, batches = self._drain(
-                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards,
-                    0 if under_way else _IDLE_S,
+                    settings.max_batch, min(settings.max_batch_bytes, self._magazine.store.most_load_bytes),
+                    next(self._turn) % shards, shards, 0 if under_way else _IDLE_S,
                 )  # fmt: skip
             except ClosedError:
                 while under_way:

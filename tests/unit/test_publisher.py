@@ -28,6 +28,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.native import shard_for_key
+from ignis.storage import transactions
 from tests.support import WAIT_S, NewThreads, eventually
 
 
@@ -554,3 +555,17 @@ def test_a_receipt_refuses_a_timeout_that_is_none(memory_app: ignis.Ignis, timeo
                 with pytest.raises(ConfigError, match="is not a number of seconds, 0 or more"):
                     wait(timeout)
             assert receipt.result(WAIT_S) == receipt.result(None) == receipt.result(float("inf"))
+
+
+def test_no_transaction_is_larger_than_the_store_wants_it(
+    memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MOST_BYTES", 10_000)
+    queue = memory_app.queue("q", bytes)
+    stored: list[int] = []
+    memory_app.after_publish(lambda name, count: stored.append(count))
+    with queue.publisher() as publisher:
+        for _ in range(200):
+            publisher.send(bytes(1_000))
+    assert sum(stored) == 200
+    assert max(stored) <= 10
