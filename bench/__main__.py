@@ -109,7 +109,9 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
     for name in names:
         benches[name](options, recorder)
     if unmet := options.only - options.met:
-        console.print(f"--only: no peer here has {' or '.join(sorted(unmet))} in its name", style="bold red", markup=False)
+        console.print(
+            f"--only: no peer here has {' or '.join(sorted(unmet))} in its name", style="bold red", markup=False
+        )
     if recorder.problems:
         console.print(f"{recorder.problems} measurements are missing or failed; see above.", style="bold red")
     if recorder.problems or unmet:

@@ -318,7 +318,8 @@ class Magazine(Generic[M]):
         encode_all = self.codec.encode_all
         meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
         beside_bytes, most_bytes = len(meta) + _ENVELOPE_BYTES, self._magazines.most_load_bytes
-        todo = encoded_parts(source_of(messages, key, keys), encode_all, beside_bytes, most_bytes)
+        there = self.codec.takes_any and isinstance(messages, (list, tuple))
+        todo = encoded_parts(source_of(messages, key, keys), encode_all, beside_bytes, most_bytes, there=there)
         start = 0
         while True:
             try:
@@ -338,7 +339,7 @@ class Magazine(Generic[M]):
                 at = 0
                 for stop in stops(bodies, raw_keys, nbytes, beside_bytes, most_bytes):
                     batches, ids = PackedBatch.pack_bodies(
-                        bodies[at:stop],
+                        bodies if stop - at == len(bodies) else bodies[at:stop],
                         flags=self.codec.flags,
                         keys=None if raw_keys is None else raw_keys[at:stop],
                         shards=shards,

@@ -27,18 +27,24 @@ _Source = Callable[[int], _Part]
 
 
 def encoded_parts(
-    take: _Source, encode_all: Callable[[Sequence[Any]], Sequence[bytes]], beside_bytes: int, most_bytes: int
+    take: _Source,
+    encode_all: Callable[[Sequence[Any]], Sequence[bytes]],
+    beside_bytes: int,
+    most_bytes: int,
+    *,
+    there: bool = False,
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any] | None, Sequence[bytes] | None, int]]:
     """Messages for one transaction at a time, and a few more at most: each part with its keys, its bodies, and the bytes of
     all but the keys. No bodies where one cannot be encoded.
 
-    Large messages are few in a part, so that what is read and encoded at a time does not grow with their size.
+    Large messages are few in a part, so that what is read and encoded at a time does not grow with their size. ``there``: they
+    are their own bodies, and all in memory, so that nothing is gained by that.
     """
     while True:
         part: list[Any] = []
         keys: list[Any] | None = None
         bodies: list[bytes] | None = []
-        nbytes, step = 0, _FIRST_BODIES
+        nbytes, step = 0, _MOST_MESSAGES if there else _FIRST_BODIES
         while bodies is not None and len(part) < _MOST_MESSAGES and step > 0:
             piece, piece_keys = take(min(step, _MOST_MESSAGES - len(part)))
             if not piece:

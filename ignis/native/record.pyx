@@ -163,10 +163,10 @@ def only_bytes(items):
 def total_bytes(list items not None, Py_ssize_t begin=0):
     """The lengths of the bytes objects of a list, from ``begin`` on, in all."""
     cdef Py_ssize_t i, total = 0
-    cdef object one
+    cdef PyObject *one
     for i in range(max(begin, 0), PyList_GET_SIZE(items)):
-        one = <object>PyList_GET_ITEM(items, i)
-        total += len(<bytes>one) if PyBytes_CheckExact(one) else len(one)
+        one = <PyObject *>PyList_GET_ITEM(items, i)
+        total += PyBytes_GET_SIZE(one) if PyBytes_CheckExact(<object>one) else len(<object>one)
     return total
 
 
