@@ -50,6 +50,13 @@ def test_what_is_malformed(data: bytes) -> None:
         unpack_dues(b"head" + data, 4)
 
 
+def test_too_many_runs_are_refused_before_they_are_made() -> None:
+    with pytest.raises(
+        MalformedFrameError, match=f"due times of {MAX_POINTERS + 1} records or more; at most {MAX_POINTERS} "
+    ):
+        unpack_dues(struct.pack(">I", MAX_POINTERS + 1) + bytes(12 * (MAX_POINTERS + 1)), 0)
+
+
 @pytest.mark.parametrize("due_ms", [MOST_DUE_MS + 1, 1 << 62, (1 << 64) - 1])
 def test_times_that_no_store_keeps(due_ms: int) -> None:
     with pytest.raises(ConfigError, match=str(due_ms)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+
+import msgspec
 import pytest
 
 from ignis.broker.protocol.commands import Command
@@ -23,9 +26,10 @@ from ignis.broker.protocol.payloads import (
     pack_send,
     pack_send_batch,
 )
+from ignis.broker.protocol.row_count import MAX_ROWS, ROWS, check_row_count
 from ignis.broker.protocol.screening import HEAD_BYTES, name_at_head
 from ignis.broker.protocol.table import LARGE
-from ignis.errors import PermissionDeniedError
+from ignis.errors import BadRequestError, ConfigError, InvalidNameError, PermissionDeniedError
 from ignis.native import PackedBatch, decode_frames, encode_frame, encode_record
 from ignis.native.wire import ReadArea
 
@@ -140,3 +144,73 @@ def test_small_frames_are_nobodys_business() -> None:
     requests, _, _ = feed(machine, area, encode_frame(Command.ACK, 7, pack(Named("q"), bytes(8_000))), 100)
     assert len(requests) == 1
     assert judge.asked == []
+
+
+def rows_of(command: Command, count: int, name: str = _NAME) -> bytes:
+    if command == Command.TRANSFER:
+        return pack(TransferRequest(name, f"{name}_SIDELINE", [(0, 1, b"", 0)] * count))
+    return pack(DeferRequest(name, [(0, 1, b"", 0, 1)] * count))
+
+
+@pytest.mark.parametrize("command", [Command.TRANSFER, Command.DEFER])
+@pytest.mark.parametrize("step", [1_000, 1 << 30])
+def test_too_many_rows_are_refused_before_they_come(command: Command, step: int) -> None:
+    machine, area = ready(Judge(_NAME))
+    follower = encode_frame(Command.NAMES, 8, pack(None))
+    data = encode_frame(command, 7, rows_of(command, MAX_ROWS + 1)) + follower
+    requests, answers, most = feed(machine, area, data, step)
+    ((_, request_id, payload),) = decode_frames(answers)[0]
+    failure = unpack(payload, Failure)[0]
+    assert (request_id, failure.code) == (7, "config")
+    assert failure.message.startswith(f"{command.name} with 100001 rows; at most 100000 are taken in one request")
+    assert [one.request_id for one in requests] == [8]
+    assert most <= 32_768 or step > len(data)
+    assert (area.carried_bytes, machine.pending) == (0, 1)
+
+
+@pytest.mark.parametrize("command", [Command.TRANSFER, Command.DEFER])
+def test_as_many_rows_as_are_allowed_come_to_their_end(command: Command) -> None:
+    machine, area = ready(Judge(_NAME))
+    data = encode_frame(command, 7, rows_of(command, MAX_ROWS))
+    requests, answers, _ = feed(machine, area, data, 65_536)
+    assert ([one.request_id for one in requests], answers) == ([7], b"")
+
+
+@pytest.mark.parametrize("name", ["a", "q" * 31, "q" * 32, "q" * 128, "q" * 300])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("command", [Command.TRANSFER, Command.DEFER])
+def test_rows_are_counted_however_the_names_and_lengths_are_written(command: Command, name: str, wide: bool) -> None:
+    def text(value: str) -> bytes:
+        return b"\xdb" + struct.pack(">I", len(value)) + value.encode() if wide else msgspec.msgpack.encode(value)
+
+    head = b"\xdd\x00\x00\x00\x04" if wide else b"\x94"
+    begin = bytes(4) + head + text(name) * ROWS[command]
+    for count, allowed in [(0, True), (MAX_ROWS, True), (MAX_ROWS + 1, False), (0xFFFF_FFFF, False)]:
+        data = begin + b"\xdd" + struct.pack(">I", count)
+        assert all(not check_row_count(command, data[:end], 4) for end in range(4, len(data)))
+        if allowed:
+            assert check_row_count(command, data, 4)
+        else:
+            with pytest.raises(ConfigError, match=f"{command.name} with {count} rows; at most {MAX_ROWS} "):
+                check_row_count(command, data, 4)
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xc0", b"\x94\x01", b"\x94\xc4\x01q", b"\x94\xa1q\xa1q\xc0", b"\x81\xa1q\xc0", b"\x90\xc0"]
+)
+def test_what_has_no_rows_is_left_to_the_decoder(head: bytes) -> None:
+    assert check_row_count(Command.TRANSFER, bytes(4) + head, 4)
+    with pytest.raises((BadRequestError, InvalidNameError)):
+        unpack(struct.pack(">I", len(head)) + head, TransferRequest)
+
+
+def test_a_name_before_rows_that_no_queue_can_have_is_refused() -> None:
+    machine, area = ready(Judge(_NAME))
+    for payload in (
+        pack(TransferRequest(_NAME, "n" * 3_000, [(0, 1, bytes(9_000), 0)])),
+        pack(DeferRequest("n" * 3_000, [(0, 1, bytes(9_000), 0, 1)])),
+    ):
+        command = Command.TRANSFER if payload[5:6] == b"\xab" else Command.DEFER
+        for step in (500, 1 << 30):
+            requests, answers, _ = feed(machine, area, encode_frame(command, 9, payload), step)
+            assert (requests, failures(answers)) == ([], [(9, "bad_request")])

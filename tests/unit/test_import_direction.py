@@ -88,7 +88,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.broker.protocol": (
         "commands in_flight",
-        "encoding payloads",
+        "encoding payloads row_count",
         "array_values later_payloads",
         "table",
         "permission_words screening",

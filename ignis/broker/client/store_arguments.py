@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ignis.broker.protocol.row_count import MAX_ROWS
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
-from ignis.storage.base import Pointers
+from ignis.storage.base import Pointers, Transfer
 
-__all__ = ["MOST_SHARDS", "check_batches", "pointer_pieces"]
+__all__ = ["MOST_SHARDS", "check_batches", "pointer_pieces", "row_pieces"]
 
 MOST_SHARDS = _MOST_BATCHES = 0xFFFF
+_ROW_BYTES = 32
+"""What a row takes beside its record, at most."""
 
 
 def check_batches(batches: Sequence[tuple[int, PackedBatch]]) -> None:
@@ -42,3 +45,19 @@ def pointer_pieces(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
                 yield pack_pointers(pieces), count
                 pieces, count = [], 0
     yield pack_pointers(pieces), count
+
+
+def row_pieces(items: Sequence[Transfer], most_bytes: int) -> Iterator[slice]:
+    """The parts of a TRANSFER or DEFER that one request may have each; one at least, so that names and fence are checked.
+
+    Args:
+        most_bytes: of a request, for its rows.
+    """
+    begin = size = 0
+    for at, item in enumerate(items):
+        row = len(item.record) + _ROW_BYTES
+        size += row
+        if at > begin and (at - begin == MAX_ROWS or size > most_bytes):
+            yield slice(begin, at)
+            begin, size = at, row
+    yield slice(begin, len(items))

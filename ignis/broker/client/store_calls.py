@@ -25,6 +25,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.native import FRAME_HEADER_BYTES
+from ignis.storage import transactions
 from ignis.storage.in_flight import Gate
 
 __all__ = ["StoreCalls"]
@@ -32,6 +33,8 @@ __all__ = ["StoreCalls"]
 T = TypeVar("T")
 
 _PAUSE_S = 0.25
+_FRAME_ROOM_BYTES = 4_096
+"""Of a frame for what is not records: its header, the magazine, where each batch goes."""
 
 
 class StoreCalls:
@@ -57,6 +60,14 @@ class StoreCalls:
         """What the broker said when the present connection was made."""
         connection = self.client.connection
         return None if connection is None else connection.machine.broker
+
+    @property
+    def most_load_bytes(self) -> int:
+        """What the records of one request may take: what a frame does, once the broker has said it, and no more than a
+        transaction of the store behind the broker."""
+        broker = self.broker
+        most = transactions.MOST_BYTES if broker is None else min(broker.max_frame_bytes, transactions.MOST_BYTES)
+        return max(1, most - _FRAME_ROOM_BYTES)
 
     def check_size(self, payload_bytes: int) -> None:
         """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""

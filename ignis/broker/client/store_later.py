@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import abc
 from bisect import bisect_right
 from collections.abc import Sequence
 
 from ignis.broker.client import later_requests, store_requests
-from ignis.broker.client.store_arguments import check_batches, pointer_pieces
+from ignis.broker.client.store_arguments import check_batches, pointer_pieces, row_pieces
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.errors import DelayNotSupportedError, QueueNotFoundError
 from ignis.native import PackedBatch
@@ -15,7 +14,6 @@ from ignis.native.wire import MAX_POINTERS
 from ignis.storage.checks import check_dues, check_limit
 from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
 from ignis.storage.records import KEEP_TTL, Fence, Pointers, Transfer, group_pointers
-from ignis.storage.transactions import divided
 
 __all__ = ["BrokerLater"]
 
@@ -26,11 +24,6 @@ class BrokerLater(KeepsLater):
     """The later magazines of the store behind the broker. Its consumers, and those of the broker, are woken by that store."""
 
     _calls: StoreCalls
-
-    @property
-    @abc.abstractmethod
-    def most_load_bytes(self) -> int:
-        """So many bytes of records one request has at most."""
 
     @property
     def keeps_later(self) -> bool:  # type: ignore[override]
@@ -68,14 +61,13 @@ class BrokerLater(KeepsLater):
     ) -> int:
         check_dues([dues_ms], [len(items)])
         self._check_keeps()
-        moved = begin = 0
-        for part in divided(items, self.most_load_bytes) if items else [items]:
-            end = begin + len(part)
-            request = later_requests.defer(magazine, part, dues_ms[begin:end], ttl_s, fence)
+        moved = 0
+        for part in row_pieces(items, self._calls.most_load_bytes):  # as `BrokerMagazines.transfer`
+            some = items[part]
+            request = later_requests.defer(magazine, some, dues_ms[part], ttl_s, fence)
             self._calls.check_size(len(request.payload))
             moved += self._calls.ask(request)
-            self._calls.tracking.accounted(magazine, group_pointers((item.shard, item.pointer) for item in part))
-            begin = end
+            self._calls.tracking.accounted(magazine, group_pointers((item.shard, item.pointer) for item in some))
         return moved
 
     def next_due_ms(self, magazine: str) -> int | None:

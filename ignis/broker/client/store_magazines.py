@@ -8,14 +8,13 @@ from typing import Any
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.client_request import encoded_name, ttl_ms_of
 from ignis.broker.client.pending_loads import begin
-from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces
+from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces, row_pieces
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.native import PackedBatch
 from ignis.native.wire import Outgoing, pointer_in_ack
-from ignis.storage import transactions
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -32,14 +31,10 @@ from ignis.storage.checks import check_declaration, check_dues, check_limit, che
 from ignis.storage.pending_load import PendingLoad
 from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.records import group_pointers
-from ignis.storage.transactions import divided
 
 __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
-_FRAME_ROOM_BYTES = 4_096
-"""Of a frame for what is not records: its header, the magazine, where each batch goes."""
-
 _MOST_BODY_BYTES = 65_536
 """Of a message that is put together with the interpreter lock held."""
 
@@ -54,10 +49,7 @@ class BrokerMagazines(BrokerLater, MagazineStore):
 
     @property
     def most_load_bytes(self) -> int:
-        """What a frame takes, and no more than a transaction of the store behind the broker."""
-        broker = self._calls.broker
-        most = transactions.MOST_BYTES if broker is None else min(broker.max_frame_bytes, transactions.MOST_BYTES)
-        return max(1, most - _FRAME_ROOM_BYTES)
+        return self._calls.most_load_bytes
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
         check_declaration(magazine, shards, durability)
@@ -256,12 +248,15 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
+        """More than one request may have goes in several, each a transaction: when one of them fails, what was moved before stays
+        moved."""
         moved = 0
-        for part in divided(items, self.most_load_bytes) if items else [items]:
-            request = store_requests.transfer(source, target, part, ttl_s, fence)
+        for part in row_pieces(items, self.most_load_bytes):
+            some = items[part]
+            request = store_requests.transfer(source, target, some, ttl_s, fence)
             self._calls.check_size(len(request.payload))
             moved += self._calls.ask(request)
-            self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in part))
+            self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in some))
         return moved
 
     def abandoned(

@@ -87,6 +87,10 @@ def unpack_dues(payload: bytes, at: int) -> tuple[DueRuns, int]:
     at, end = end, end + runs * _RUN.size
     if not runs or len(payload) < end:
         raise MalformedFrameError(f"due times of {runs} runs in {max(0, len(payload) - at)} bytes")
+    if runs > MAX_POINTERS:  # each is of one record at least; known before any of them is made
+        raise MalformedFrameError(
+            f"due times of {runs} records or more; at most {MAX_POINTERS} are taken in one request"
+        )
     found: DueRuns = list(_RUN.iter_unpack(memoryview(payload)[at:end]))
     if min(count for count, _ in found) < 1 or sum(count for count, _ in found) > MAX_POINTERS:
         raise MalformedFrameError(f"due times of no record, or of more than {MAX_POINTERS} records")

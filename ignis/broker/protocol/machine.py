@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
-from ignis.broker.protocol.encoding import head_bytes, pack, pack_connect, unpack, unpack_connect
+from ignis.broker.protocol.commands import ANSWERS, PRE_AUTH_FRAME_BYTES, Command
+from ignis.broker.protocol.encoding import pack, pack_connect, unpack, unpack_connect
 from ignis.broker.protocol.errors import failure_of, to_exception
 from ignis.broker.protocol.payloads import Connect, Connected, Failure
-from ignis.broker.protocol.screening import HEAD_BYTES, SCREENED_BYTES, Unfit, check_head_bytes, name_at_head
+from ignis.broker.protocol.row_count import ROWS
+from ignis.broker.protocol.screening import HEAD_BYTES, SCREENED_BYTES, Unfit, name_at_head, refusal
 from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import (
     BadRequestError,
@@ -137,12 +138,9 @@ class BrokerMachine:
                     raise ProtocolError(f"{Command(command).name} is not for a client to send now")
                 self.refused += 1
                 at_once.append(self.error_frame(request_id, BadRequestError(f"unknown command {command}")))
-            elif command not in WHOLE and head_bytes(payload) > MAX_HEAD_BYTES:
+            elif (command not in WHOLE or command in ROWS) and (refused := refusal(command, payload)) is not None:
                 self.refused += 1
-                try:
-                    check_head_bytes(command, head_bytes(payload))
-                except BadRequestError as refused:
-                    at_once.append(self.error_frame(request_id, refused))
+                at_once.append(self.error_frame(request_id, refused))
             else:
                 # Neighbouring SENDs are one item and count as one each below, when the batch is known.
                 count = sum(batch.count for _, batch, _ in payload[2]) if _is_run(command, payload) else 1

@@ -10,25 +10,40 @@ import struct
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
 from ignis.broker.protocol.encoding import head_bytes
+from ignis.broker.protocol.row_count import MAX_NAME_BYTES, ROWS, check_row_count
 from ignis.broker.protocol.table import LARGE, WHOLE
-from ignis.errors import BadRequestError
+from ignis.errors import BadRequestError, ConfigError, IgnisError
 
-__all__ = ["HEAD_BYTES", "SCREENED_BYTES", "Unfit", "check_head_bytes", "name_at_head"]
+__all__ = ["HEAD_BYTES", "SCREENED_BYTES", "Unfit", "name_at_head", "refusal"]
 
 SCREENED_BYTES = PRE_AUTH_FRAME_BYTES
 """Frames up to this size come to the end before anything is decided."""
 _MOST_BYTES = MAX_HEAD_BYTES
 """The largest request that has no records, pointers or values: as much as one read may bring anyway."""
-_MOST_NAME_BYTES = 1_024
 _FRAME = struct.Struct(">ihq")
-HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
-"""Bytes at the beginning of a frame that are enough to decide."""
+HEAD_BYTES = _FRAME.size + 2 * MAX_NAME_BYTES + 64
+"""Bytes at the beginning of a frame that are enough to decide: two names, and the lengths of what stands around them."""
 
 _SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
 
 
-def check_head_bytes(command: int, size: int) -> None:
-    """Raises BadRequestError for a head that is larger than any of this command can be."""
+def refusal(command: int, payload: bytes) -> IgnisError | None:
+    """Why a request that is not one of records is refused before it is decoded: a head larger than any of this command can be, or
+    too many rows. None as a rule."""
+    try:
+        if command not in WHOLE:
+            _check_head_bytes(command, head_bytes(payload))
+        elif command in ROWS:
+            check_row_count(command, payload, 4)
+    except (BadRequestError, ConfigError) as exc:
+        return exc
+    except ValueError as exc:
+        return BadRequestError(f"{Command(command).name} of {len(payload)} bytes: {exc}")
+    return None
+
+
+def _check_head_bytes(command: int, size: int) -> None:
+    """Raises BadRequestError."""
     if size > MAX_HEAD_BYTES and command not in WHOLE:
         raise BadRequestError(
             f"{Command(command).name} with a head of {size} bytes; at most {MAX_HEAD_BYTES} are allowed"
@@ -51,28 +66,32 @@ def name_at_head(head: bytes, frame_bytes: int) -> tuple[int, int, str] | None:
     if command not in LARGE:
         if frame_bytes > _MOST_BYTES and command not in ANSWERS:
             what = Command(command).name if command in Command._value2member_map_ else f"command {command}"
-            raise Unfit(request_id, f"{what} of {frame_bytes} bytes; at most {_MOST_BYTES} are allowed")
+            raise Unfit(
+                request_id, BadRequestError(f"{what} of {frame_bytes} bytes; at most {_MOST_BYTES} are allowed")
+            )
         return command, request_id, ""
     try:
         if command in _SENDS:
             name = _sent_name(head)
         else:
-            check_head_bytes(command, head_bytes(head[_FRAME.size :]))
+            _check_head_bytes(command, head_bytes(head[_FRAME.size :]))
             name = _first_text(head)
-    except BadRequestError as exc:
-        raise Unfit(request_id, str(exc)) from None
+            if command in ROWS and name is not None and not check_row_count(command, head, _FRAME.size + 4):
+                name = None
+    except (BadRequestError, ConfigError) as exc:
+        raise Unfit(request_id, exc) from None
     except ValueError as exc:
-        raise Unfit(request_id, f"{Command(command).name} of {frame_bytes} bytes: {exc}") from None
+        raise Unfit(request_id, BadRequestError(f"{Command(command).name} of {frame_bytes} bytes: {exc}")) from None
     return None if name is None else (command, request_id, name)
 
 
 class Unfit(Exception):
     """A frame that may not be sent. ``reason`` is what to answer to ``request_id``."""
 
-    def __init__(self, request_id: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, request_id: int, reason: IgnisError) -> None:
+        super().__init__(str(reason))
         self.request_id = request_id
-        self.reason = BadRequestError(why)
+        self.reason = reason
 
 
 def _sent_name(head: bytes) -> str | None:
@@ -108,8 +127,8 @@ def _first_text(head: bytes) -> str | None:
 
 
 def _text(head: bytes, at: int, size: int) -> str | None:
-    if size > _MOST_NAME_BYTES:
-        raise ValueError(f"its name has {size} bytes; at most {_MOST_NAME_BYTES} are allowed")
+    if size > MAX_NAME_BYTES:
+        raise ValueError(f"its name has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
     if len(head) < at + size:
         return None
     return head[at : at + size].decode("utf-8")  # UnicodeDecodeError is a ValueError

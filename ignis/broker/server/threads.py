@@ -38,7 +38,7 @@ class BrokerThreads:
         self._store = ThreadPool(count, "ignis-broker-store")
         # Apart, because reading much takes its time: who looks must not hold up who publishes or consumes.
         self._look = ThreadPool(_LOOK_THREADS, "ignis-broker-look")
-        # Apart, and one: a list of a million runs takes some 300 MiB while it is at the store.
+        # Apart, and one: a list of a million runs takes up to 390 MiB while it is at the store.
         self._long = ThreadPool(1, "ignis-broker-long")
         self._flush = ThreadPool(_FLUSH_THREADS, "ignis-broker-flush")
         self._auth = ThreadPool(_AUTH_THREADS, "ignis-broker-auth")

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.broker.client import requests, store_requests
+from ignis.broker.client import later_requests, requests, store_arguments, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.row_count import MAX_ROWS
 from ignis.errors import (
     ClosedError,
     ConfigError,
@@ -33,6 +34,7 @@ from ignis.errors import (
 )
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage import open_store
+from ignis.storage.base import Transfer
 from tests.support import WAIT_S, eventually, reasons, wait_idle
 from tests.support.broker import RunningBroker, running
 from tests.support.puppet_broker import Puppet
@@ -370,6 +372,55 @@ def test_many_messages_are_divided_by_what_a_frame_takes(memory_url: str, keyed:
         with pytest.raises(FrameTooLargeError) as refused:
             queue.publish_many([*bodies[:20], bytes(1 << 16)])
         assert refused.value.stored_messages == queue.main.pending() == 20, "of those before it the error says how many"
+
+
+@pytest.mark.parametrize("body_bytes", [10, 9_000], ids=["rows", "bytes"])
+@pytest.mark.parametrize("later", [False, True])
+def test_moves_are_divided_by_what_a_request_takes(
+    memory_url: str, monkeypatch: pytest.MonkeyPatch, body_bytes: int, later: bool
+) -> None:
+    monkeypatch.setattr(store_arguments, "MAX_ROWS", 20)
+    with running(memory_url, settings={"max_frame_bytes": 1 << 16}) as broker, open_store(broker.url) as store:
+        magazines = store.magazines
+        for name in ("m", "m_SIDELINE"):
+            magazines.declare(name, 1)
+        for number in range(50):
+            magazines.load_records("m", 0, [encode_record(b"%03d" % number + bytes(body_bytes))])
+        items: list[Transfer] = []
+        while found := magazines.fire("m", 50, store.owner).claims:
+            for one in found:
+                rows = zip(one.pointers, one.records, strict=True)
+                items += [Transfer(one.shard, pointer, record or b"", 0) for pointer, record in rows]
+        assert len(items) == 50
+        sent: list[int] = []
+        ask = SyncClient.ask
+
+        def counted(client: SyncClient, request: ClientRequest[Any]) -> Any:
+            sent.append(request.command)
+            assert len(request.payload) < 1 << 16
+            return ask(client, request)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SyncClient, "ask", counted)
+            moved = (
+                magazines.defer("m", items, [1 << 45] * 50) if later else magazines.transfer("m", "m_SIDELINE", items)
+            )
+        command = Command.DEFER if later else Command.TRANSFER
+        assert (moved, sent.count(command)) == (50, 3 if body_bytes == 10 else 9)
+        rest = magazines.list_later("m", limit=99) if later else magazines.scan("m_SIDELINE", limit=99)
+        assert [Record(row[-1] or b"").body[:3] for row in rest] == [b"%03d" % number for number in range(50)]
+        assert not any(one.in_flight for one in magazines.metadata("m"))
+
+
+def test_more_rows_than_a_request_takes_are_refused_with_what_to_do(memory_url: str) -> None:
+    with running(memory_url) as broker, broker.client() as client:
+        client.ask(requests.create_queue("q", {"shards": 1}))
+        items = [Transfer(0, 1, b"", 0)] * (MAX_ROWS + 1)
+        with pytest.raises(ConfigError, match=r"TRANSFER with 100001 rows; at most 100000 .* send them in several"):
+            client.ask(store_requests.transfer("q", "q_SIDELINE", items, None, None))
+        with pytest.raises(ConfigError, match=r"DEFER with 100001 rows; at most 100000 .* send them in several"):
+            client.ask(later_requests.defer("q", items, [1] * len(items), None, None))
+        assert client.ask(requests.node_status())["connections"] == 1, "and the connection goes on"
 
 
 def test_answers_that_would_be_too_large_come_in_pieces(memory_url: str) -> None:
