@@ -10,7 +10,8 @@ Pair = tuple[Path, Path]
 
 
 class TlsFiles:
-    """PEM files in a directory. ``client`` has the common name ``ann``; ``stranger`` is signed by ``other_ca``."""
+    """PEM files in a directory. ``client`` has the common name ``ann``; ``stranger`` is signed by ``other_ca``.
+    ``named_localhost`` has that as its common name, and names no host."""
 
     def __init__(self, directory: Path) -> None:
         authority, other = trustme.CA(), trustme.CA()
@@ -19,6 +20,9 @@ class TlsFiles:
         other.cert_pem.write_to_path(str(self.other_ca))
         self.server = _pair(directory / "server", authority.issue_cert("localhost", "127.0.0.1"))
         self.client = _pair(directory / "client", authority.issue_cert("ann.example", common_name="ann"))
+        self.named_localhost = _pair(
+            directory / "named", authority.issue_cert("user@localhost.example", common_name="localhost")
+        )
         self.stranger = _pair(directory / "stranger", other.issue_cert("eve.example", common_name="eve"))
 
 

@@ -51,6 +51,15 @@ def test_a_broker_is_believed_by_its_certificate(files: TlsFiles) -> None:
         shake_hands(server, client_context())
 
 
+def test_a_common_name_is_no_host(files: TlsFiles) -> None:
+    """A user's certificate, whose common name is the user's, is not taken for the broker's of that name."""
+    client = client_context(files.ca)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(server_context(*files.named_localhost), client)
+    client.hostname_checks_common_name = True  # and that is why
+    shake_hands(server_context(*files.named_localhost), client)
+
+
 def test_old_versions_are_refused(files: TlsFiles) -> None:
     for context in (server_context(*files.server), client_context(files.ca)):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2

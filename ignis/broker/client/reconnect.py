@@ -32,6 +32,8 @@ __all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tl
 _AGAIN = (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
 _TIME_UP = (StoreTimeoutError, TimeoutError)
 _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_OTHER_HOST = frozenset({62, 64})
+"""OpenSSL's numbers for a certificate of another host, and of another address."""
 _PROBE_S = 2.0
 
 
@@ -101,6 +103,11 @@ def _about_tls(exc: ssl.SSLError, address: BrokerAddress) -> str:
     if address.tls is None:
         return "it speaks TLS; use ignis+tls:// and option ca"
     if isinstance(exc, ssl.SSLCertVerificationError):
+        if exc.verify_code in _OTHER_HOST:
+            return (
+                f"its certificate is not accepted: {exc.verify_message.rstrip('.')} (it must name the host of the URL in its "
+                "subjectAltName; the common name does not count)"
+            )
         return f"its certificate is not accepted: {exc.verify_message} (option ca: the authorities to trust)"
     reason = exc.reason or str(exc)
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):

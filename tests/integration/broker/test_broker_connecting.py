@@ -118,6 +118,13 @@ def test_a_certificate_of_others(ask: Ask, with_tls: int, files: TlsFiles) -> No
         ask(with_tls, client_context(files.other_ca))
 
 
+def test_a_certificate_whose_common_name_is_the_host(files: TlsFiles) -> None:
+    with RunningBroker("memory://named", tls=server_context(*files.named_localhost)) as broker:
+        for host in ("localhost", "127.0.0.1"):
+            with pytest.raises(TlsError, match=r"not accepted.*must name the host of the URL in its subjectAltName"):
+                open_store(f"ignis+tls://{host}:{broker.port}?ca={files.ca}&connect_timeout_s={FOR_EVER_S}")
+
+
 def test_a_side_without_tls(ask: Ask, with_tls: int, without_tls: int, files: TlsFiles) -> None:
     with pytest.raises(TlsError, match="use ignis://"):
         ask(without_tls, client_context(files.ca))
