@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from ignis.config import LeaderSettings
 from ignis.errors import ConfigError
+from ignis.urls import masked, redacted, shown_host
 
 __all__ = ["Address"]
 
@@ -24,7 +25,7 @@ class Address(NamedTuple):
     password: str
 
     def __repr__(self) -> str:
-        return f"zk://{self.hosts}{self.root}"
+        return redacted(f"zk://{self.hosts}{self.root}")
 
     @classmethod
     def of(cls, settings: LeaderSettings) -> Address:
@@ -41,11 +42,11 @@ class Address(NamedTuple):
             raise ConfigError("leader.zookeeper is not an address; write zk://host:2181,host2:2181/chroot")
         if not hosts or not all(_HOST.match(one) for one in hosts):
             # Not all of it: where the host was forgotten a password stands there.
-            shown = ", ".join(one.partition(":")[0] for one in hosts)
+            shown = ", ".join(map(shown_host, hosts))
             raise ConfigError(f"leader.zookeeper names hosts {shown!r}; write zk://host:2181,host2:2181/chroot")
         root = parts.path.rstrip("/")
         if "//" in root or any(one in (".", "..") for one in root.split("/")):
-            shown = "" if "@" in root else repr(parts.path)
+            shown = "" if "@" in root else repr(masked(parts.path))
             raise ConfigError(f"leader.zookeeper has the chroot {shown}; write zk://host:2181/one/two")
         user, _, password = who.partition(":")
         full = ",".join(one if re.search(r":\d+\Z", one) else f"{one}:{DEFAULT_PORT}" for one in hosts)

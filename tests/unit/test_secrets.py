@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ignis
 from ignis.broker.client.address import BrokerAddress
@@ -16,7 +20,7 @@ from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file
 from ignis.errors import ConfigError, IgnisError
 from ignis.storage import open_store
-from ignis.urls import masked, redacted
+from ignis.urls import masked, masked_path, redacted
 
 SECRET = "s3cr3t"
 
@@ -58,6 +62,26 @@ URLS = [
     f"relay:///dev/shm/x?token={SECRET}",
     f"unknown://user:{SECRET}@host",
     f"ignis://us℀er:{SECRET}@host",
+    f"ignis://host:1,token={SECRET}",
+    f"ignis://host,pw={SECRET}",
+    f"ignis://host;pw={SECRET}",
+    f"aerospike://h1,pw={SECRET}:3000/ns",
+    f"aerospike://h1,pw={SECRET}:a/ns",
+    f"ignis://host:1;token={SECRET}",
+    f"ignis://host:1|token={SECRET}",
+    f"ignis://host:1/;{SECRET}",
+    f"ignis://host:1?timeout_s=5;token={SECRET}",
+    f"ignis://host:1/?timeout_s=5,pw={SECRET}",
+    f"ignis://host:1/?max_frame_bytes=5?pw={SECRET}",
+    f"ignis://host:1/?client_id=shop;token={SECRET}",
+    f"ignis://host:1/?client_id=x?token={SECRET}",
+    f"aerospike://h1:3000,h2:3000,token={SECRET}/ns",
+    f"aerospike://h1:3000/ns?client_id=a;password={SECRET}",
+    f"aerospike://h1:3000/ns?scope=local;password={SECRET}",
+    f"embedded:///var/lib/x?create=false;token={SECRET}",
+    f"embedded:///var/lib/x?sync_interval_ms=5,pw={SECRET}",
+    f"memory://name?creat=true;token={SECRET}",
+    f"relay:///dev/shm/x?client_id=a;token={SECRET}",
 ]
 
 
@@ -112,7 +136,13 @@ def test_a_settings_file(tmp_path: Path, text: str) -> None:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", [f"zk://user:{SECRET}", f"zk://user:12/..//{SECRET}@host", f"user:{SECRET}?@host"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"zk://user:{SECRET}", f"zk://user:12/..//{SECRET}@host", f"user:{SECRET}?@host", f"h:1,pw={SECRET}", f"zk://h;pw={SECRET}/x",
+        f"zk://h//x;pw={SECRET}",
+    ],
+)  # fmt: skip
 def test_an_address_of_zookeeper(address: str) -> None:
     from ignis.leader.address import Address
 
@@ -145,6 +175,9 @@ WRONG_PLACES = [
     f"ignis://user:a/{SECRET}@host?x=y",
     f"ignis://host?token={SECRET}",
     f"ignis://host?timeout_s=5&{SECRET}#{SECRET}",
+    f"ignis://host:1,token={SECRET}",
+    f"ignis://host:1/?timeout_s=5;token={SECRET}",
+    f"ignis://host:1/?client_id=x?pw={SECRET}",
 ]
 
 
@@ -241,3 +274,127 @@ def test_a_url_in_the_place_of_an_argument(
     said = capsys.readouterr()
     assert SECRET not in said.out + said.err
     assert said.out + said.err
+
+
+BETWEEN = [
+    ",",
+    ";",
+    "?",
+    "&",
+    "|",
+    " ",
+    "\t",
+    ":",
+    "%26",
+    "%3B",
+    "\\",
+    "+",
+    "!",
+    "=",
+    ";;",
+    "&amp;",
+    ";?",
+    ",,",
+    "/",
+    "//",
+]
+"""What stands, or was taken to stand, between two options."""
+
+
+BEGINS = [
+    "ignis://h:1", "ignis://h:1/", "ignis://h", "ignis+tls://[::1]:9710", "ignis://h:1?timeout_s=5", "ignis://h:1/?client_id=shop",
+    "aerospike://h1:3000,h2:3000/ns", "aerospike://h1:3000,h2/ns?scope=local", "embedded:///var/lib/x", "embedded://./x?create=false",
+    "memory://name", "relay:///dev/shm/x", "ignis:/h:1", "ignis:h:1", "h:1", "/var/lib/x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("name", ["token", "password", "db_password", "Secret", "auth_token", "PASSWD"])
+def test_whatever_stands_between_options(name: str, between: str) -> None:
+    for begin, equals in product(BEGINS, ("=", "%3D", "==")):
+        for value in (SECRET, f"a;{SECRET}", f"a,b={SECRET}", f"a&{SECRET}", f"a={SECRET}"):
+            url = f"{begin}{between}{name}{equals}{value}"
+            for text in (redacted(url), masked(url), masked(f"queue name {url!r} is none"), masked_path(Path(url))):
+                assert SECRET not in text, url
+
+
+@pytest.mark.parametrize("between", [";", "?", ",", "|", "%26", " ", "!", "/?"])
+@pytest.mark.parametrize("name", ["client_id", "timeout_s", "scope", "max_frame_bytes", "create"])
+def test_a_harmless_option_is_shown_when_it_has_plainly_a_value(name: str, between: str) -> None:
+    for rest in (f"pw={SECRET}", f"k.y={SECRET}", f"timeout_s={between}{SECRET}"):
+        for url in (
+            f"ignis://h:1/?{name}=5{between}{rest}",
+            f"embedded:///x?create=true&{name}=a-b.c:d{between}{rest}",
+        ):
+            assert SECRET not in redacted(url), url
+            assert SECRET not in redacted(f"{url}&scope=local")
+            if between != " ":  # there the URL ends
+                assert SECRET not in masked(f"before {url} behind"), url
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["h;x", "h:1;x", "h:a", "h x", "h=1", "h:1,h2:x", "[::1", "[::1]x", "::1", "h%2C", "h|x", "h:123456"],
+)
+def test_what_is_no_host_is_not_shown(host: str) -> None:
+    assert redacted(f"ignis://{host}{SECRET}") == "ignis://***"
+    if " " not in host:  # there the URL ends
+        assert SECRET not in masked(f"at 'ignis://{host}{SECRET}/x'")
+        assert SECRET not in masked_path(Path(f"ignis://{host}{SECRET}"))
+    assert redacted(f"aerospike://h1:3000,{host}{SECRET}/ns?scope=local") == "aerospike://***"
+
+
+@given(
+    st.sampled_from(["ignis", "ignis+tls", "aerospike", "postgresql", "embedded", "memory", "relay"]),
+    st.lists(
+        st.sampled_from(["h", "h:1", ":", "/", "x", "client_id=a", "timeout_s=5", "tls=on", "[::1]", *BETWEEN]),
+        max_size=8,
+    ),
+    st.sampled_from(["token=", "password=", "client_secret=", "?passwd=", ";auth=", ",token="]),
+    st.lists(st.sampled_from([*BETWEEN, "a", "scope=local", "#", "@"]), max_size=4),
+)
+def test_no_url_shows_what_is_called_a_secret(scheme: str, begin: list[str], name: str, end: list[str]) -> None:
+    url = f"{scheme}://{''.join(begin)}{name}{SECRET}{''.join(end)}"
+    for text in (redacted(url), masked(url), masked(repr(url)), masked(f"at {url}: no"), redacted(masked(url))):
+        assert SECRET not in text, url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ignis://h:1", "ignis+tls://broker.example:9710/?timeout_s=2.5&client_id=shop-1", "aerospike://h1:3000,h2:3000/ns",
+        "aerospike://[::1]:3000,[fe80::1%eth0]:3000/ns", "aerospike://h_1/ns?scope=local&sync_interval_ms=5",
+        "embedded:///data/date=2020/R&D;x", "embedded://./x?create=false&max_store_bytes=1048576", "memory://", "memory://a-b",
+        "relay:///dev/shm/ignis", "ignis://h:1/?connect_timeout_s=1e-3", "ignis://bücher.example:1",
+    ],
+)  # fmt: skip
+def test_a_url_without_secrets_is_shown_whole(url: str) -> None:
+    assert redacted(url) == masked(url) == url
+    for text in (
+        f"served at {url}, and more; nothing else.",
+        f"({url})",
+        f"[{url}]",
+        f"{url}: no",
+        f"'{url}'",
+        f"`{url}`;",
+    ):
+        assert masked(text) == text
+
+
+def test_what_our_own_texts_say_of_options_is_left() -> None:
+    for text in (
+        "write ?name=value&name2=value",
+        "is not of the form $scrypt$ln=..,r=..,p=..$salt$hash",
+        "it is not scheme://host:port/path?option=value",
+        "shards=2, durability=sync",
+    ):
+        assert masked(text) == text
+
+
+def test_a_long_text_takes_no_long_time() -> None:
+    for text in ("token" * 100_000, ";token" * 100_000, ";a=" * 100_000, "ignis://" + "pass" * 100_000, "a" * 500_000):
+        began_s = time.perf_counter()
+        masked(text)
+        redacted(text)
+        redacted(f"embedded:///{text}?{text}")
+        assert time.perf_counter() - began_s < 5

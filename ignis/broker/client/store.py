@@ -21,7 +21,7 @@ from ignis.config import ClientSettings, resolve
 from ignis.errors import ConfigError, PermissionDeniedError
 from ignis.storage.base import Store
 from ignis.storage.checks import check_option_name, check_queue
-from ignis.urls import redacted
+from ignis.urls import is_host, redacted
 
 __all__ = ["BrokerStore", "open_store"]
 
@@ -47,6 +47,10 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
         raise ConfigError(
             f"broker URL {redacted(parts.geturl())!r}: its port is no number of 1 to 65535; write ignis://user:password@host:port"
         ) from None
+    if not is_host(host):
+        raise ConfigError(
+            f"broker URL {redacted(parts.geturl())!r}: its host is neither a name nor an address; write ignis://host:port?name=value"
+        )
     address = BrokerAddress(
         host,
         port,

@@ -11,6 +11,7 @@ from ignis.config import check_text, number_text, parse_number, shown
 from ignis.errors import ConfigError
 from ignis.storage.aerospike.wake_words import AUTO
 from ignis.storage.checks import checked_options
+from ignis.urls import is_host, shown_host
 
 __all__ = ["AerospikeOptions", "parse_hosts"]
 
@@ -107,12 +108,12 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     if kind is str:
         text = check_text(value, f"store option {name}", secret=True)
         if name in _CHOICES and text not in _CHOICES[name]:
-            raise ConfigError(f"store option {name} = {text!r} is not one of {', '.join(_CHOICES[name])}")
+            raise ConfigError(f"store option {name} = {shown(text)} is not one of {', '.join(_CHOICES[name])}")
         return text
     parsed = parse_number(value, f"store option {name}", kind)
     low, high = _RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"store option {name} = {value!r} is outside {number_text(low)} to {number_text(high)}")
+        raise ConfigError(f"store option {name} = {shown(value)} is outside {number_text(low)} to {number_text(high)}")
     return parsed
 
 
@@ -126,8 +127,8 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
             port = rest.removeprefix(":") or port
         elif ":" in one:
             host, _, port = one.rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        if not is_host(host) or not port.isdecimal() or not 1 <= int(port) <= 65_535:
             # Not all of it: where the host was forgotten a password stands there.
-            raise ConfigError(f"host {one.partition(':')[0]!r} is not host:port with a port of 1 to 65535")
+            raise ConfigError(f"host {shown_host(one)!r} is not host:port with a port of 1 to 65535")
         hosts.append((host, int(port)))
     return hosts
