@@ -50,7 +50,7 @@ def make_private(path: Path, what: str) -> None:
         raise ConfigError(f"{what} {masked_path(path)} belongs to user {found.st_uid}, this process is {os.geteuid()}")
     if found.st_mode & 0o077:
         raise ConfigError(
-            f"{what} {masked_path(path)} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}"
+            f"{what} {masked_path(path)} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {masked_path(path)}"
         )
 
 
@@ -127,6 +127,7 @@ def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] |
 def _check_directory(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
     _check_owner(path, found, trusted, what, goal)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        path = masked_path(path)
         raise ConfigError(
             f"{what} {masked_path(goal)} is not safe: everybody may write {path} (mode {found.st_mode & 0o7777:o}), and so "
             f"put something else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or close it "
@@ -144,9 +145,9 @@ def as_owner(owner: int, path: str | os.PathLike[str]) -> str:
 def _check_owner(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
     if trusted is not None and found.st_uid not in trusted and not _unmapped(found.st_uid):
         raise ConfigError(
-            f"{what} {masked_path(goal)} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its "
-            f"place or in that of what is in it; this process is user {os.geteuid()}. {as_owner(found.st_uid, path)}, or "
-            "name a place elsewhere"
+            f"{what} {masked_path(goal)} is not safe: {masked_path(path)} belongs to user {found.st_uid}, who may put something "
+            f"else in its place or in that of what is in it; this process is user {os.geteuid()}. "
+            f"{as_owner(found.st_uid, path)}, or name a place elsewhere"
         )
 
 

@@ -67,6 +67,7 @@ URLS = [
     f"ignis://host;pw={SECRET}",
     f"aerospike://h1,pw={SECRET}:3000/ns",
     f"aerospike://h1,pw={SECRET}:a/ns",
+    f"aerospike://h1:3000/ns;pw={SECRET}",
     f"ignis://host:1;token={SECRET}",
     f"ignis://host:1|token={SECRET}",
     f"ignis://host:1/;{SECRET}",

@@ -46,7 +46,7 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[s
         merged.setdefault("user", unquote(user))
         merged.setdefault("password", unquote(password))
     namespace = parts.path.strip("/")
-    if not hosts or not namespace or "/" in namespace:
+    if not hosts or not namespace or set(namespace) & set("/;,=&"):  # with one of the last four, options
         raise ConfigError("an Aerospike URL names hosts and a namespace; write aerospike://127.0.0.1:3000/test")
     return AerospikeStore(hosts, namespace, AerospikeOptions.of(merged), client_id=client_id, farm_id=farm_id)
 
