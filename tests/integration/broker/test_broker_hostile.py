@@ -9,7 +9,9 @@ import contextlib
 import importlib
 import logging
 import re
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +61,7 @@ LIMITS: dict[str, tuple[str, str]] = {
         "test_keys_of_one_hash_reach_no_record",
     ),
     "values of an ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "rows of a TRANSFER or DEFER": (_HERE, "test_too_many_rows_cost_a_broker_nothing"),
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
@@ -135,6 +138,37 @@ def test_heads_and_values_are_bounded(memory_url: str) -> None:
         assert wire.receive()[:2] == (Command.RESULT, 4)
         wire.send(Command.PING, 5)
         assert wire.receive()[0] == Command.PONG
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the most memory that a process had")
+def test_too_many_rows_cost_a_broker_nothing(tmp_path: Path) -> None:
+    broker = BrokerProcess(f"embedded://{tmp_path / 'store'}")
+
+    def most_mib() -> int:
+        (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{broker.process.pid}/status").read_text())
+        return int(line) >> 10
+
+    try:
+        with greeted(broker.port) as wire:
+            begun = most_mib()
+            for number, (command, names, row) in enumerate(
+                (
+                    (Command.TRANSFER, ("q", "q_SIDELINE"), b"\x94\x00\x01\xc4\x00\x00"),
+                    (Command.DEFER, ("q",), b"\x95\x00\x01\xc4\x00\x00\x00"),
+                ),
+                2,
+            ):
+                count = (20 << 20) // len(row)
+                rows = b"\xdd" + count.to_bytes(4, "big") + row * count
+                head = bytes([0x91 + len(names)]) + pack(names)[5:] + rows
+                wire.send(command, number, len(head).to_bytes(4, "big") + head)
+                assert (failure := wire.failure()).code == "config"
+                assert f"{command.name} with {count} rows; at most 100000 are taken in one request" in failure.message
+            wire.send(Command.PING, 9)
+            assert wire.receive()[0] == Command.PONG
+            assert most_mib() - begun < 20  # the frames alone have as much each
+    finally:
+        broker.end(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
