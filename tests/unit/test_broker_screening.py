@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 
 import msgspec
@@ -214,3 +215,31 @@ def test_a_name_before_rows_that_no_queue_can_have_is_refused() -> None:
         for step in (500, 1 << 30):
             requests, answers, _ = feed(machine, area, encode_frame(command, 9, payload), step)
             assert (requests, failures(answers)) == ([], [(9, "bad_request")])
+
+
+@pytest.mark.parametrize("command", [Command.TRANSFER, Command.NACK])
+@pytest.mark.parametrize("step", [4_096, 1 << 20])
+def test_a_refusal_keeps_nothing_of_what_was_read_in_use(command: Command, step: int) -> None:
+    """An error that is kept with its traceback keeps its callers' variables: the view that was read into is one of them."""
+    machine, _ = ready(Judge(_NAME))
+    payload = rows_of(command, MAX_ROWS + 1) if command == Command.TRANSFER else pack(Nack(_NAME, error="e" * 300_000))
+    data = memoryview(encode_frame(command, 9, payload))
+    answers = b""
+
+    def read(at: int) -> int:
+        nonlocal answers
+        view = machine.receive_buffer()
+        size = min(len(view), step, len(data) - at)
+        view[:size] = data[at : at + size]
+        answers += machine.received(size)[1]
+        return at + size
+
+    at = 0
+    gc.disable()  # a circle would be found by it
+    try:
+        while at < len(data):
+            at = read(at)
+        machine.receive_buffer().release()
+    finally:
+        gc.enable()
+    assert [request_id for request_id, _ in failures(answers)] == [9]

@@ -36,7 +36,7 @@ def refusal(command: int, payload: bytes) -> IgnisError | None:
         elif command in ROWS:
             check_row_count(command, payload, 4)
     except (BadRequestError, ConfigError) as exc:
-        return exc
+        return exc.with_traceback(None)  # which would keep the frames of all callers, and so what was read into, in use
     except ValueError as exc:
         return BadRequestError(f"{Command(command).name} of {len(payload)} bytes: {exc}")
     return None
@@ -91,7 +91,7 @@ class Unfit(Exception):
     def __init__(self, request_id: int, reason: IgnisError) -> None:
         super().__init__(str(reason))
         self.request_id = request_id
-        self.reason = reason
+        self.reason = reason.with_traceback(None)  # as in `refusal`
 
 
 def _sent_name(head: bytes) -> str | None:
