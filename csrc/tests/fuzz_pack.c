@@ -72,7 +72,7 @@ static void value(reader *r, unsigned depth, uint32_t *integers)
     }
     uint8_t b = r->data[r->at++];
     bool text = (b >= 0xA0 && b <= 0xBF) || (b >= 0xD9 && b <= 0xDB) || (b >= 0xC4 && b <= 0xC6);
-    bool wide = b == 0xCE || b == 0xCF || b == 0xD2 || b == 0xD3;
+    bool wide = (b >= 0xCD && b <= 0xCF) || (b >= 0xD1 && b <= 0xD3);
     bool whole = b <= 0x7F || b >= 0xE0 || (b >= 0xCC && b <= 0xD3);
     if (integers != NULL && b != 0xC1 && b != 0xC0 && b != 0xC2 && b != 0xC3 && !text && (!whole || (wide && ++*integers > INTEGERS))) {
         r->code = whole ? IGN_E_TOO_LARGE : IGN_E_INVALID;
