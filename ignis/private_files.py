@@ -7,13 +7,16 @@ that he cannot enter, would make what is kept there useless for good.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
+import time
 
-__all__ = ["make_directory", "make_temporary", "open_private"]
+__all__ = ["make_directory", "make_temporary", "open_private", "remove_temporary"]
 
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
+_REMOVALS, _REMOVAL_PAUSE_S = 10, 0.1
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
@@ -46,6 +49,16 @@ def make_temporary(prefix: str, parent: str | os.PathLike[str] | None = None) ->
     made = tempfile.mkdtemp(prefix=prefix, dir=parent)
     _open_to_owner(made)
     return made
+
+
+def remove_temporary(path: str | os.PathLike[str]) -> None:
+    """Removes such a directory with all that is in it. A process that is about to end may still put something there: then it is
+    tried again, for a second."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            return
+        time.sleep(_REMOVAL_PAUSE_S)
 
 
 def _open_to_owner(path: str | os.PathLike[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from ignis.demo.settings import BUSY_FAILURES, COUNT_CANCELLED, QUEUE, QUEUE_SET
 from ignis.errors import ConfigError, IgnisError
 from ignis.magazine import Magazine
 from ignis.message import Message
-from ignis.private_files import make_temporary
+from ignis.private_files import make_temporary, remove_temporary
 from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 
@@ -63,7 +62,7 @@ def run_demo(options: Options) -> bool:
         return show(report, as_json=options.json, kept=directory if options.keep else None)
     finally:
         if not options.keep:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_temporary(directory)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from ignis.demo.data import data_directory
 from ignis.demo.processes import WorkerProcess
 from ignis.demo.spark_app import QUEUE, RESULTS
 from ignis.errors import IgnisError
-from ignis.private_files import make_temporary
+from ignis.private_files import make_temporary, remove_temporary
 from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 from ignis.spark.pipeline import (
@@ -116,7 +116,7 @@ def run_spark_demo(options: Options) -> bool:
         return outcome.ok
     finally:
         if not options.keep:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_temporary(directory)
 
 
 @dataclass

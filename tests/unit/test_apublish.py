@@ -62,7 +62,7 @@ def test_what_gathers_is_one_transaction(queue: ignis.Queue[int], door: Gatekeep
 
     published = asyncio.run(main())
     assert door.loads == 2
-    assert queue.published == MESSAGES + 1
+    eventually(lambda: queue.published == MESSAGES + 1)  # counted once those who wait have been told
     found = {(one.shard, one.pointer): one for one in queue.main.peek(1_000)}
     assert len(found) == MESSAGES + 1
     for n, one in enumerate(published, -1):
