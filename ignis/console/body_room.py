@@ -20,7 +20,8 @@ _WEIGHTS = ((b"{", 232), (b"[", 72), (b",", 40), (b'"', 28))
 
 
 def decoded_bytes(data: bytes) -> int:
-    """How much memory what stands in the JSON takes at most, once it is decoded: seven bytes may become a dict of 250."""
+    """About how much memory what stands in the JSON takes once it is decoded, rather too much: seven bytes may become a dict of
+    250."""
     return len(data) + sum(data.count(mark) * weight for mark, weight in _WEIGHTS)
 
 

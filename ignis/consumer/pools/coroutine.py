@@ -129,9 +129,8 @@ class _LoopWorker(Worker):
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
-                self.loop.run_until_complete(
-                    asyncio.wait(list(self._tasks), timeout=_CANCEL_S)
-                )  # a copy: who ends leaves it
+                waited_for = list(self._tasks)  # a copy: who ends leaves it
+                self.loop.run_until_complete(asyncio.wait(waited_for, timeout=_CANCEL_S))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
         except Exception:
