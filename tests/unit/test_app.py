@@ -112,6 +112,21 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
         _ = ignis.Ignis(f"embedded://{tmp_path}/file").store
 
 
+def test_a_store_that_somebody_else_makes_while_it_is_looked_for(
+    tmp_path: Path, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looked = tmp_path / "store", Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        found = looked(path)
+        if path == store and not found:
+            store.mkdir(mode=0o700)  # behind the look
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    _ = new_app(f"embedded://{store}").store
+
+
 def test_another_opening_with_other_options_says_which_hold(
     tmp_path: Path, new_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:

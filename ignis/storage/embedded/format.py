@@ -63,7 +63,7 @@ def prepare(path: Path, create: bool) -> None:
     with store_errors(f"directory {path}"):
         check_way(path, "store directory")
         if not path.is_dir():
-            if path.exists():
+            if path.exists() and not path.is_dir():  # in this order: somebody else may just be making it
                 raise StoreUnreachableError(f"no store at {path}: it is a file, and a store is a directory")
             if not create:
                 raise StoreUnreachableError(f"no store at {path}")
