@@ -29,6 +29,7 @@ from ignis.figures import ConsumerFigures
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
+from ignis.native import ThreadBell
 from ignis.retries import RetryRules
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
@@ -102,7 +103,8 @@ class Acknowledger:
         self._lock = threading.Lock()  # over unacked
         self._settling = False
         self._until = 0.0
-        self._work = threading.Event()
+        self._work = ThreadBell()
+        self._ending = ThreadBell()  # `finishing`, for the thread that stores outcomes
         self._turn = threading.Lock()  # over who works it off
         self._begun = self._at_work = False
         self._at_end: Callable[[], None] = lambda: None
@@ -177,10 +179,11 @@ class Acknowledger:
         """Ends it once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
         self._until = until
         self.finishing.set()
+        self._ending.ring()
         self._wake()
 
     def _wake(self) -> None:
-        self._work.set()
+        self._work.ring()
         if not self._at_work and self._begun and self._take_turn():
             try:
                 run_soon(self._attend)
@@ -219,7 +222,7 @@ class Acknowledger:
                 self._queue.name,
                 repr(exc),
             )
-        self._work.set()
+        self._work.ring()
         time.sleep(NO_MEMORY_S)
 
     def _end(self) -> None:
@@ -230,8 +233,8 @@ class Acknowledger:
     def _leave(self) -> bool:
         """Nothing was added for a while: the thread is free for others."""
         self._at_work = False
-        # Whoever adds sets `_work` and then looks whether somebody is at work; here it is the other way round.
-        return not (self._work.is_set() and self._take_turn())
+        # Whoever adds rings `_work` and then looks whether somebody is at work; here it is the other way round.
+        return not (self._work.rung and self._take_turn())
 
     def _work_off(self) -> None:
         """Until there is nothing to do. Raises what cannot be tried again."""
@@ -241,8 +244,8 @@ class Acknowledger:
                 if not self._work.wait(_STAY_S) and self._leave():
                     return
                 if self._settings.ack_linger_s and len(self._done) < _FULL_ENOUGH:
-                    self.finishing.wait(self._settings.ack_linger_s)
-            self._work.clear()
+                    self._ending.wait(self._settings.ack_linger_s)
+            self._work.silence()
             if time.monotonic() >= self._renew_at:
                 self._renew()
             if time.monotonic() >= self._retry_at or last:
@@ -260,9 +263,9 @@ class Acknowledger:
                         exc,
                     )
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
-                    self._work.set()
+                    self._work.ring()
                     if not last:
-                        self.finishing.wait(self._settings.ack_retry_s)
+                        self._ending.wait(self._settings.ack_retry_s)
                     elif exc.retryable and self._retry_at < self._until:
                         time.sleep(self._settings.ack_retry_s)
                         continue

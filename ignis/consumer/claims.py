@@ -24,7 +24,7 @@ from ignis.errors import IgnisError
 from ignis.figures import ConsumerFigures
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
-from ignis.native import set_spin
+from ignis.native import ThreadBell, set_spin
 from ignis.native.store import Recall
 from ignis.stacks import start_thread
 from ignis.storage.base import FireResult
@@ -191,8 +191,8 @@ class ThreadClaims(Claims):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.leading = Leading()
-        self._room = threading.Event()
-        self._bell = threading.Event()
+        self._room = ThreadBell()
+        self._bell = ThreadBell()
         self._recall = Recall()
         self._waiting_for_load = False
         self._fruitless = 0  # waits in a row in which nothing was loaded
@@ -205,15 +205,15 @@ class ThreadClaims(Claims):
         start_thread(self._thread)
 
     def poke(self) -> None:
-        self._room.set()
+        self._room.ring()
 
     def wake(self) -> None:
         self._recall.set()
-        self._bell.set()
+        self._bell.ring()
         super().wake()
 
     def returned(self) -> None:
-        self._room.set()
+        self._room.ring()
         if self._waiting_for_load and not self.stopping.is_set():
             self.wake()
 
@@ -226,7 +226,7 @@ class ThreadClaims(Claims):
         # Before the leader is told: a thread that may still lead would be sent away, and come back, again and again.
         self.leading.end(0)
         self.stopping.set()
-        self._room.set()
+        self._room.ring()
         self.wake()
         ended = self.leading.end(timeout)
         if self._thread is not None:
@@ -278,10 +278,8 @@ class ThreadClaims(Claims):
 
     def _look_round(self) -> None:
         """Before it is looked at what may have changed: whatever changes from now on ends the next wait."""
-        if self._room.is_set():
-            self._room.clear()
-        if self._bell.is_set():
-            self._bell.clear()
+        self._room.silence()
+        self._bell.silence()
         self._recall.clear()
 
     def _claim(self, wait_s: float) -> None:
@@ -345,7 +343,7 @@ class ThreadClaims(Claims):
         """Leaves it to the store's own thread to look, where a queue has been idle for a while. False where it cannot."""
         if not self._fruitless or self._settings.spin_us or self._settings.idle_poll_s < RELOOK_S:
             return False
-        cancel = self._magazines.on_load(self._name, seen, self._bell.set)
+        cancel = self._magazines.on_load(self._name, seen, self._bell.ring)
         if cancel is None:
             return False
         try:

@@ -37,7 +37,16 @@ from ignis.native.record import (
 )
 from ignis.native.ring import Ring
 from ignis.native.slab import BufferRef, Slab
-from ignis.native.wait import Alarm, EventBoard, ProcessMutex, Watch, process_alive, process_start_time, set_spin
+from ignis.native.wait import (
+    Alarm,
+    EventBoard,
+    ProcessMutex,
+    ThreadBell,
+    Watch,
+    process_alive,
+    process_start_time,
+    set_spin,
+)
 
 __all__ = [
     "ANY_SHARD",
@@ -63,6 +72,7 @@ __all__ = [
     "Ring",
     "SendRing",
     "Slab",
+    "ThreadBell",
     "View",
     "Watch",
     "crc32c",

@@ -22,7 +22,10 @@ from ignis.native.record cimport (
 from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
-from ignis.native.wait cimport Watch, ign_fork_generation, ign_now_ns, thread_spin_ns
+from ignis.native.wait cimport (
+    TURN_NS, Watch, ign_fork_generation, ign_now_ns, ign_turn_give, ign_turn_take, in_main_thread, interpreter_turn,
+    thread_spin_ns,
+)
 
 include "_errors.pxi"
 include "_path.pxi"
@@ -32,15 +35,6 @@ include "_store_errors.pxi"
 
 cdef extern from "ignis_wait.h" nogil:
     void ign_fork_watch()
-
-cdef extern from "ignis_turn.h" nogil:
-    ctypedef struct ign_turn:
-        pass
-    bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
-    void ign_turn_give(ign_turn *turn)
-
-cdef ign_turn interpreter_turn              # of the threads that come back with messages: see ignis_turn.h
-cdef uint64_t TURN_NS = 10000000000         # then the interpreter lock is waited for without a turn
 
 
 cdef enum:
@@ -738,7 +732,7 @@ cdef class Log:
         cdef uint64_t began_ms = ignis_rising_ms(), now = ign_now_ns(), spin = thread_spin_ns(), left = timeout_ns(timeout)
         cdef uint64_t deadline = now + left
         cdef uint32_t known = <uint32_t>seen, found = 0, i
-        cdef bint inside = False, more, due = False, turn = False
+        cdef bint inside = False, more, due = False, turn = False, unsignalled = False
         cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
         cdef Moving moving
         moving.pause_ns = moving.again_ns = 0
@@ -750,30 +744,33 @@ cdef class Log:
             self._enter()
             try:
                 while True:
-                    left = deadline - now if deadline > now else 0
-                    if left > SLICE_NS:
-                        left = SLICE_NS
                     with nogil:
-                        if self._later:
-                            left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
-                        found = await_due(self._store, number, known, left, spin, due, &moving)
-                        if due and found == known and self._later:
-                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &firing.fire.late)
-                        if found != known and not ignis_flag(recall._flag) and not self._closing:
-                            inside = gate.try_go_in()
-                            if inside:
-                                firing.fire.ms = ms + (ignis_rising_ms() - began_ms)
-                                firing_claim(self._store, number, &firing, True, &call)
-                                while call.rc == IGN_NEED_MORE:
+                        while True:
+                            left = min(deadline - now if deadline > now else 0, <uint64_t>SLICE_NS)
+                            if self._later:
+                                left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
+                            found = await_due(self._store, number, known, left, spin, due, &moving)
+                            if due and found == known and self._later:
+                                found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &firing.fire.late)
+                            if found != known and not ignis_flag(recall._flag) and not self._closing:
+                                inside = gate.try_go_in()
+                                if inside:
+                                    firing.fire.ms = ms + (ignis_rising_ms() - began_ms)
                                     firing_claim(self._store, number, &firing, True, &call)
-                                turn = ign_turn_take(&interpreter_turn, TURN_NS)
-                        now = ign_now_ns()
+                                    while call.rc == IGN_NEED_MORE:
+                                        firing_claim(self._store, number, &firing, True, &call)
+                            now = ign_now_ns()
+                            if found != known or now >= deadline or self._closing or not unsignalled:
+                                break
+                            spin = 0
+                        turn = (inside or unsignalled) and ign_turn_take(&interpreter_turn, TURN_NS)
                     if turn:
                         ign_turn_give(&interpreter_turn)
                     if found != known or now >= deadline or self._closing:
                         break
                     spin = 0
                     PyErr_CheckSignals()
+                    unsignalled = not in_main_thread()
             except BaseException:
                 self._leave()
                 raise
@@ -1106,7 +1103,7 @@ cdef class Log:
         """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number. With
         ``ms``, the time now, what comes to be due meanwhile is moved, and so loaded."""
         cdef uint64_t began_ms = ignis_rising_ms() if ms != 0 and self._later else 0
-        cdef bint due = False
+        cdef bint due = False, turn = False, unsignalled = False
         cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns(), late = 0
         cdef uint32_t known = <uint32_t>seen, found = 0
         cdef Moving moving
@@ -1114,20 +1111,25 @@ cdef class Log:
         self._enter()
         try:
             while True:
-                left = deadline - now if deadline > now else 0
-                if left > SLICE_NS:
-                    left = SLICE_NS
                 with nogil:
-                    if began_ms != 0 and left != 0:
-                        left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
-                    found = await_due(self._store, number, known, left, spin, due, &moving)
-                    if due and found == known:
-                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &late)
-                    now = ign_now_ns()
-                spin = 0
+                    while True:
+                        left = min(deadline - now if deadline > now else 0, <uint64_t>SLICE_NS)
+                        if began_ms != 0 and left != 0:
+                            left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
+                        found = await_due(self._store, number, known, left, spin, due, &moving)
+                        if due and found == known:
+                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &moving, &late)
+                        now = ign_now_ns()
+                        spin = 0
+                        if found != known or now >= deadline or self._closing or not unsignalled:
+                            break
+                    turn = unsignalled and ign_turn_take(&interpreter_turn, TURN_NS)
+                if turn:
+                    ign_turn_give(&interpreter_turn)
                 if found != known or now >= deadline or self._closing:
                     return found
                 PyErr_CheckSignals()
+                unsignalled = not in_main_thread()
         finally:
             self._note_late(number, late)
             self._leave()

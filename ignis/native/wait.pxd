@@ -1,6 +1,7 @@
 # cython: language_level=3
-"""``csrc/ignis_wait.h`` and ``csrc/ignis_board.h``."""
+"""``csrc/ignis_wait.h``, ``csrc/ignis_board.h`` and ``csrc/ignis_turn.h``."""
 
+from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
@@ -49,7 +50,19 @@ cdef extern from "ignis_watch.h" nogil:
     bint ign_watch_take(ign_watch *watch)
 
 
+cdef extern from "ignis_turn.h" nogil:
+    ctypedef struct ign_turn:
+        pass
+    bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
+    void ign_turn_give(ign_turn *turn)
+
+
+cdef ign_turn interpreter_turn              # of the threads that come back with work: see ignis_turn.h
+cdef uint64_t TURN_NS
+
+
 cdef uint64_t thread_spin_ns() noexcept nogil
+cdef bint in_main_thread() except -1
 
 
 cdef class EventBoard:
@@ -81,3 +94,8 @@ cdef class Watch:
     cdef uint32_t _forks
 
     cdef int _check(self) except -1
+
+
+cdef class ThreadBell:
+    cdef PyThread_type_lock _lock
+    cdef bint _rung

@@ -22,6 +22,9 @@ cdef extern from *:
     """
     uint64_t ignis_thread_spin_ns
 
+cdef ign_turn interpreter_turn
+cdef uint64_t TURN_NS = 10000000000  # then the interpreter lock is waited for without a turn
+
 cdef enum:
     SPIN_NS = 20000
     SLICE_NS = 100000000
@@ -39,6 +42,11 @@ def set_spin(spin_us: int) -> None:
 cdef uint64_t thread_spin_ns() noexcept nogil:
     """What `set_spin` has set for this thread."""
     return ignis_thread_spin_ns
+
+
+cdef bint in_main_thread() except -1:
+    """Whether this is the one thread in which signals are handled: the others may wait in one piece."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def process_start_time(pid: int) -> int:
@@ -142,7 +150,7 @@ cdef class EventBoard:
                     for k in range(32):
                         ign_cpu_relax()
                     now = ign_board_sequence(&self._board, i)
-            if now == c_seen and threading.get_ident() != threading.main_thread().ident:
+            if now == c_seen and not in_main_thread():
                 step = LONG_SLICE_NS
             while now == c_seen:
                 began = ign_now_ns()
@@ -363,3 +371,4 @@ cdef class Watch:
 
 
 include "_alarm.pxi"
+include "_thread_bell.pxi"

@@ -130,6 +130,19 @@ def test_a_gate_that_is_shut_lets_no_claim_through_and_does_not_wait_for_the_wai
     assert len(Claiming(log, number, gate, recall, seen).done()[1][0]) == 1
 
 
+def test_a_wait_of_many_looks_ends_with_the_load_and_with_the_log(log: Log) -> None:
+    number = log.declare("m", 1, 0)
+    gate, recall, seen = Gate("store", WAIT_S), Recall(), log.wait(number, -1, 0)
+    claiming = Claiming(log, number, gate, recall, seen)
+    time.sleep(0.35)  # a look lasts a tenth of a second; from the second on the thread asks for nothing in between
+    load(log, number, b"one")
+    assert len(claiming.done()[1][0]) == 1
+    claiming = Claiming(log, number, gate, recall, seen + 1)
+    time.sleep(0.35)
+    log.close()
+    assert claiming.done() == (seen + 1, None)
+
+
 def test_the_claim_has_the_time_at_which_it_is_made(log: Log) -> None:
     number = log.declare("m", 1, 0)
     gate, recall, seen = Gate("store", WAIT_S), Recall(), log.wait(number, -1, 0)

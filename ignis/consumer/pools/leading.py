@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from ignis.consumer.pools.base import Part, Worker
+from ignis.native import ThreadBell
 
 __all__ = ["Feeder", "Leading", "Tray"]
 
@@ -43,8 +44,7 @@ class Tray:
         self.parts: deque[Part] = deque()
         """What is in it. Only the thread itself, while it leads, adds to it here."""
         self._leads = False
-        self._bell = threading.Lock()  # free = somebody rang
-        self._bell.acquire()
+        self._bell = ThreadBell()
 
     def __bool__(self) -> bool:
         """Whether there is anything in it."""
@@ -57,10 +57,7 @@ class Tray:
 
     def ring(self) -> None:
         """Ends the thread's `take`, or its next one. From any thread. One that leads waits on the store: wake it there."""
-        try:
-            self._bell.release()
-        except RuntimeError:  # it rang already
-            return
+        self._bell.ring()
 
     def end(self) -> None:
         """The thread itself ends. Should it have been called to lead, another is."""
@@ -71,7 +68,7 @@ class Tray:
         """See `ignis.consumer.pools.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
         if not self.parts and wait_s > 0:
             if self._feeder is None:
-                self._bell.acquire(timeout=wait_s)
+                self._bell.wait(wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
         return self._taken(most)
@@ -95,7 +92,7 @@ class Tray:
         leading = feeder.leading
         if leading.follow(self):
             if not self.parts:
-                self._bell.acquire(timeout=max(0.0, until_s - time.monotonic()))
+                self._bell.wait(max(0.0, until_s - time.monotonic()))
             if not leading.leave(self):
                 return
             if self.parts or time.monotonic() >= until_s or not leading.take(self):

@@ -121,6 +121,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "EventBoard.notify": ("int",),
     "EventBoard.sequence": ("int",),
     "EventBoard.close": ("timeout",),
+    "ThreadBell.wait": ("timeout",),
     "ProcessMutex.acquire": ("timeout",),
     "ProcessMutex.close": ("timeout",),
     "FrameDecoder.feed": ("stream",),
@@ -476,6 +477,8 @@ class Fuzz:
             found = intake.Bell(f"{self.folder}/bell")
         elif name == "EventBoard":
             found = wait.EventBoard(self.random.choice([None, f"{self.folder}/board"]), 8)
+        elif name == "ThreadBell":
+            found = wait.ThreadBell()
         elif name == "ProcessMutex":
             found = wait.ProcessMutex(f"{self.folder}/mutex{self.random.randrange(3)}")
         elif name == "FrameReader":

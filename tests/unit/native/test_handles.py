@@ -23,6 +23,7 @@ from ignis.native import (
     ProcessMutex,
     Ring,
     Slab,
+    ThreadBell,
     Watch,
     channel,
     process_alive,
@@ -46,7 +47,7 @@ LARGE = b"x" * 3000  # in a slot of the slab, not in the byte ring
 
 def test_the_walk_finds_every_class() -> None:
     assert {c.__name__ for c in CLASSES} == {
-        "Alarm", "Channel", "View", "Ring", "Slab", "EventBoard", "ProcessMutex", "Watch",
+        "Alarm", "Channel", "View", "Ring", "Slab", "EventBoard", "ProcessMutex", "ThreadBell", "Watch",
     }  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def handles(tmp_path: Path) -> Iterator[dict[type, Any]]:
     pipe = Channel.heap(capacity=8, bytering_bytes=0)
     pipe.send(LARGE)
     view = pipe.recv_views(1)[0]
-    made = [pipe, view, Ring(4), Slab(), EventBoard(None, 1), ProcessMutex(tmp_path / "m")]
+    made = [pipe, view, Ring(4), Slab(), EventBoard(None, 1), ProcessMutex(tmp_path / "m"), ThreadBell()]
     for cls in DESCRIPTORS:
         with contextlib.suppress(OSError):  # not on this kernel
             made.append(cls())
@@ -84,6 +85,8 @@ def test_a_handle_is_not_copied_and_not_pickled(cls: type, handles: dict[type, A
 def test_no_half_made_handle_and_no_subclass(cls: Any) -> None:
     if cls is Slab:  # has a default for its one argument: what __new__ gives is whole
         assert cls.__new__(cls).stats()["active"] == 0
+    elif cls is ThreadBell:  # has none: so is this one
+        assert cls.__new__(cls).wait(0) is False
     elif cls is Watch:  # so has this one
         with contextlib.suppress(OSError):
             assert cls.__new__(cls).take() is True

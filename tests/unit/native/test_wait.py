@@ -18,6 +18,7 @@ from ignis.native import (
     EventBoard,
     PackedBatch,
     ProcessMutex,
+    ThreadBell,
     Watch,
     encode_record,
     new_id,
@@ -53,6 +54,63 @@ def test_wait_is_bounded() -> None:
             board.wait(0, 0, -1)
         with pytest.raises(IndexError):
             board.notify(1)
+
+
+def test_a_thread_bell_wakes_once() -> None:
+    bell = ThreadBell()
+    began = time.monotonic()
+    assert bell.wait(0.15) is False and 0.14 < time.monotonic() - began < 5
+    bell.ring()
+    bell.ring()  # as one
+    assert bell.rung and bell.wait(10) is True
+    assert not bell.rung and bell.wait(0) is False
+    bell.ring()
+    bell.silence()
+    bell.silence()
+    assert not bell.rung and bell.wait(0) is False
+    bell.ring()
+    assert bell.wait(0) is True and bell.wait(0) is False
+    with pytest.raises(ValueError, match="timeout"):
+        bell.wait(-1)
+    timer = threading.Timer(0.05, bell.ring)
+    timer.start()
+    assert bell.wait(10) is True
+    timer.join()
+
+
+def test_many_threads_are_rung_for_at_once_and_each_wakes_once() -> None:
+    bells = [ThreadBell() for _ in range(50)]
+    woken: list[int] = []
+
+    def sleeper(number: int) -> None:
+        for _ in range(20):
+            assert bells[number].wait(30)
+            woken.append(number)
+
+    threads = [threading.Thread(target=sleeper, args=(number,)) for number in range(len(bells))]
+    for thread in threads:
+        thread.start()
+    for turn in range(1, 21):
+        for bell in bells:
+            bell.ring()
+        until = time.monotonic() + 30
+        while len(woken) < turn * len(bells):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join(30)
+    assert sorted(woken) == sorted(20 * list(range(len(bells))))
+
+
+def test_a_signal_is_handled_while_the_main_thread_waits_for_a_bell() -> None:
+    bell = ThreadBell()
+    before = signal.signal(signal.SIGALRM, lambda *_: bell.ring())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        began = time.monotonic()
+        assert bell.wait(30) is True and time.monotonic() - began < 10
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_board_between_processes(tmp_path: Path) -> None:
