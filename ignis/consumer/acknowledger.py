@@ -33,6 +33,7 @@ from ignis.native import ThreadBell
 from ignis.retries import RetryRules
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
+from ignis.storage.runs import by_shard
 from ignis.upkeep import Timer, run_soon, timers_of
 
 __all__ = ["Acknowledger"]
@@ -265,7 +266,8 @@ class Acknowledger:
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.ring()
                     if not last:
-                        self._ending.wait(self._settings.ack_retry_s)
+                        if not self.finishing.is_set():  # which may have rung already
+                            self._ending.wait(self._settings.ack_retry_s)
                     elif exc.retryable and self._retry_at < self._until:
                         time.sleep(self._settings.ack_retry_s)
                         continue
@@ -288,9 +290,7 @@ class Acknowledger:
             record = queue.store.queues.get(queue.name)  # it may have been changed by others
             stuck_after_s = queue.settings.stuck_after_s if record is None else record.stuck_after_s
             period_s = max(stuck_after_s, 1.0) / RENEWALS
-            pointers: dict[int, list[int]] = {}
-            for shard, some in self._long_held() + (self._unstored() if self._failing else []):
-                pointers.setdefault(shard, []).extend(some)
+            pointers = by_shard(self._long_held() + (self._unstored() if self._failing else []))
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
                 self._counts.renewals += 1
@@ -343,11 +343,8 @@ class Acknowledger:
             put_back(self._done, taken, at)
 
     def _delete(self, taken: Sequence[tuple[int, Sequence[int]]]) -> None:
-        pointers: dict[int, list[int]] = {}
-        for shard, some in taken:
-            pointers.setdefault(shard, []).extend(some)
-        asked = sum(map(len, pointers.values()))
-        gone = self._magazines.delete(self._queue.main.name, pointers)
+        asked = sum(len(some) for _, some in taken)
+        gone = self._magazines.delete(self._queue.main.name, by_shard(taken))
         with self._lock:
             self.unacked -= asked
         self._on_room()

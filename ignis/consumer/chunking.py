@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from ignis.consumer.pools.base import CHUNK_BYTES
+from ignis.native import has_none, total_bytes
 from ignis.storage.base import Claim
 
 __all__ = ["Mixed", "bytes_of", "cut"]
@@ -23,7 +24,7 @@ def cut(claim: Claim, size: int) -> Iterator[tuple[Place, list[bytes], int]]:
     start = 0
     while start < len(records):
         stop = min(len(records), start + size)
-        nbytes = sum(map(len, records[start:stop]))
+        nbytes = total_bytes(records, start, stop)
         while nbytes > CHUNK_BYTES and stop > start + 1:
             stop -= 1
             nbytes -= len(records[stop])
@@ -54,12 +55,12 @@ class Mixed:
         if records:
             self.places.append((claim.shard, pointers))
             self.records += records
-            self.nbytes += sum(map(len, records))
+            self.nbytes += total_bytes(records)
 
 
 def readable(claim: Claim) -> tuple[Sequence[int], list[bytes]]:
     """A claim without its corrupt records."""
-    if None not in claim.records:
+    if not has_none(claim.records):
         return claim.pointers, cast("list[bytes]", claim.records)
     pairs = [
         (pointer, record) for pointer, record in zip(claim.pointers, claim.records, strict=True) if record is not None
@@ -69,4 +70,4 @@ def readable(claim: Claim) -> tuple[Sequence[int], list[bytes]]:
 
 def bytes_of(claim: Claim) -> int:
     """Of its readable records."""
-    return sum(map(len, filter(None, claim.records)))
+    return total_bytes(claim.records)

@@ -17,6 +17,7 @@ from ignis.consumer.taking import add_one, put_back, taken_of
 from ignis.errors import MessageTooLargeError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
+from ignis.native import has_none
 from ignis.storage.base import Claim
 
 __all__ = ["Dispatcher"]
@@ -197,7 +198,7 @@ class Dispatcher:
 
     def _set_corrupt_aside(self, claim: Claim) -> None:
         """Takes the corrupt records out of the claim, for the sideline."""
-        if None in claim.records:
+        if has_none(claim.records):
             for index in reversed(range(len(claim.records))):
                 if claim.records[index] is None:
                     self._acker.add_corrupt(claim.shard, claim.pointers[index])
@@ -278,8 +279,8 @@ class Dispatcher:
         return int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
 
     def _load(self, worker: Worker) -> tuple[int, bool]:
-        """Least goes first, but before all the one whose thread this is, while it has less than another would be woken for: what is
-        cut into many chunks is work of a moment all the same."""
+        """Least goes first, but before all the one whose thread this is, while it has less than another would be woken for: what
+        is cut into many chunks is work of a moment all the same."""
         outstanding = worker.outstanding
         if worker is not self.leader:
             return outstanding, True

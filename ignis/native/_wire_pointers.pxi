@@ -2,17 +2,26 @@
 
 # -- pointers -----------------------------------------------------------------------------------------------------------
 
+cdef int add_run(ign_wire_runs *runs, uint16_t shard, long long first, long long end) except? -1:
+    if first < 0 or end - first > 0xFFFFFFFF:
+        raise ValueError(f"a run of the pointers {first}..{end - 1}")
+    return ign_wire_runs_add(runs, shard, <uint64_t>first, <uint32_t>(end - first))
+
+
 cdef int add_pointers(ign_wire_runs *runs, uint16_t shard, object many) except -1:
-    cdef long long first, end
+    cdef long long first
     cdef int code = IGN_OK
     ign_wire_runs_break(runs)
-    if type(many) is range and many.step == 1:
+    kept = getattr(many, "runs", None)  # of ignis.storage.runs.Runs: (first, behind the last) each
+    if kept is not None:
+        for start, stop in kept:
+            code = add_run(runs, shard, start, stop)
+            if code != IGN_OK:
+                break
+    elif type(many) is range and many.step == 1:
         if not len(many):
             return 0
-        first, end = many.start, many.stop
-        if first < 0 or end - first > 0xFFFFFFFF:
-            raise ValueError(f"a run of the pointers {first}..{end - 1}")
-        code = ign_wire_runs_add(runs, shard, <uint64_t>first, <uint32_t>(end - first))
+        code = add_run(runs, shard, many.start, many.stop)
     else:
         for one in many:
             first = one  # may run others' code; the runs are the caller's alone
@@ -41,7 +50,7 @@ def pack_pointers(pointers) -> bytes:
     """Shard -> pointers as runs: ``u32 runs``, then ``u16 shard, u64 first, u32 count`` each.
 
     Args:
-        pointers: a mapping of shard (0..65535) to pointers in any order; ranges are quick. A pair (shard, pointers) may come up
+        pointers: a mapping of shard (0..65535) to pointers in any order; ranges and `Runs` are quick. A pair (shard, pointers) may come up
             several times in a sequence of pairs.
 
     Raises ValueError for a number outside its range.

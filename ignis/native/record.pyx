@@ -62,6 +62,8 @@ ANY_SHARD = 0xFFFF
 # One less than fits, so that the end of a range is a number too.
 cdef long long POINTER_MAX = INT64_MAX - 1
 
+cdef Py_ssize_t MOST_ITEMS = <Py_ssize_t>(<size_t>-1 >> 1)
+
 cdef enum:
     FLAGS_MAX = 0x0F
     KEY_MAX_BYTES = 0xFFFF
@@ -160,14 +162,28 @@ def only_bytes(items):
     return True
 
 
-def total_bytes(list items not None, Py_ssize_t begin=0):
-    """The lengths of the bytes objects of a list, from ``begin`` on, in all."""
+def total_bytes(list items not None, Py_ssize_t begin=0, Py_ssize_t end=MOST_ITEMS):
+    """The lengths of the bytes objects of a list, from ``begin`` to before ``end``, in all. None has no length: it counts as nothing."""
     cdef Py_ssize_t i, total = 0
     cdef PyObject *one
-    for i in range(max(begin, 0), PyList_GET_SIZE(items)):
+    i = max(begin, 0)
+    while i < min(end, PyList_GET_SIZE(items)):
         one = <PyObject *>PyList_GET_ITEM(items, i)
-        total += PyBytes_GET_SIZE(one) if PyBytes_CheckExact(<object>one) else len(<object>one)
+        if PyBytes_CheckExact(<object>one):
+            total += PyBytes_GET_SIZE(one)
+        elif one != Py_None:
+            total += len(<object>one)
+        i += 1
     return total
+
+
+def has_none(list items not None):
+    """Whether None is in the list, compared by identity alone: ``None in items`` asks each item whether it is equal."""
+    cdef Py_ssize_t i
+    for i in range(PyList_GET_SIZE(items)):
+        if <PyObject *>PyList_GET_ITEM(items, i) == Py_None:
+            return True
+    return False
 
 
 include "_record_columns.pxi"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-__all__ = ["Pair", "Runs", "difference", "first_reaching", "joined", "overlap", "runs_of"]
+__all__ = ["Pair", "Runs", "by_shard", "difference", "first_reaching", "joined", "overlap", "runs_of"]
 
 Pair = tuple[int, int]
 
@@ -45,12 +45,25 @@ class Runs(Sequence[int]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+            begin, end, step = index.indices(len(self))
+            return self._cut(begin, end) if step == 1 else [self[one] for one in range(begin, end, step)]
         wanted = index + len(self) if index < 0 else index
         if not 0 <= wanted < len(self):
             raise IndexError(f"pointer {index} of {len(self)}")
         at = bisect_right(self._counts, wanted)
         return self.runs[at][1] - (self._counts[at] - wanted)
+
+    def _cut(self, begin: int, end: int) -> Runs:
+        found = []
+        at = bisect_right(self._counts, begin)
+        while begin < end:
+            behind, stop = self._counts[at], self.runs[at][1]
+            some = min(end, behind) - begin
+            first = stop - (behind - begin)
+            found.append((first, first + some))
+            begin += some
+            at += 1
+        return Runs(found)
 
     def __contains__(self, pointer: object) -> bool:
         return isinstance(pointer, int) and bool(overlap(self.runs, pointer, pointer + 1))
@@ -99,6 +112,20 @@ def runs_of(pointers: Iterable[int]) -> list[Pair]:
     assert start is not None and end is not None
     runs.append((start, end))
     return runs
+
+
+def by_shard(places: Iterable[tuple[int, Sequence[int]]]) -> dict[int, Sequence[int]]:
+    """The pointers of each shard together, as runs where they come as ranges: what they cost does not grow with their number."""
+    found: dict[int, list[Sequence[int]]] = {}
+    for shard, some in places:
+        found.setdefault(shard, []).append(some)
+    return {shard: parts[0] if len(parts) == 1 else _together(parts) for shard, parts in found.items()}
+
+
+def _together(parts: Sequence[Sequence[int]]) -> Sequence[int]:
+    if all(isinstance(one, range) and one.step == 1 for one in parts):
+        return Runs((one.start, one.stop) for one in parts if isinstance(one, range))
+    return list(chain.from_iterable(parts))
 
 
 def first_reaching(runs: Sequence[Pair], pointer: int, low: int = 0) -> int:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from ignis.storage.base import MagazineStore
+from ignis.storage.runs import Runs
 from tests.contract.support import Kind, batch, drain, numbered, peeked, pointers, records, state, texts
 
 
@@ -28,6 +29,8 @@ def test_delete_takes_pointers_in_any_order_and_shape(magazines: MagazineStore) 
     left = magazines.peek("m", {0: range(1, 13), 1: range(1, 13)})
     assert sorted(left[0]) == [2, 3, 6, 7, 8, 9, 10, 11]
     assert sorted(left[1]) == [1, 2, 7, 8, 9, 10, 11, 12]
+    assert magazines.delete("m", {0: Runs([(6, 8), (2, 4)]), 1: Runs([])}) == 4
+    assert sorted(magazines.peek("m", {0: range(1, 13)})[0]) == [8, 9, 10, 11]
 
 
 def test_delete_of_what_never_was(magazines: MagazineStore) -> None:

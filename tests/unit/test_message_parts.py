@@ -88,5 +88,7 @@ def test_the_lengths_of_a_list() -> None:
     assert total_bytes([b"a", b"", Other(b"bcd")]) == 4
     assert total_bytes([b"a", b"bc", b"def"], 1) == 5
     assert total_bytes([b"a"], 9) == 0
+    assert total_bytes([b"a", b"bc", b"def", b"g"], 1, 3) == 5 and total_bytes([b"a", b"bc"], 1, 9) == 2
+    assert total_bytes([None, b"bc", None]) == 2
     with pytest.raises(TypeError):
         total_bytes((b"a",))  # type: ignore[arg-type]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.storage.runs import Runs, difference, first_reaching, joined, overlap, runs_of
+from ignis.storage.runs import Runs, by_shard, difference, first_reaching, joined, overlap, runs_of
 
 numbers = st.sets(st.integers(-3, 60))
 pairs = st.lists(st.tuples(st.integers(-3, 60), st.integers(-3, 60)))
@@ -38,11 +39,27 @@ def test_a_sequence_of_runs(runs: list[tuple[int, int]]) -> None:
     assert kept == listed and listed == kept and kept == Runs(listed and runs)
     assert [kept[at] for at in range(-len(listed), len(listed))] == listed * 2
     assert kept[1:5:2] == listed[1:5:2]
+    for cut in (slice(1, 5), slice(None, 3), slice(-2, None), slice(4, 2), slice(None)):
+        assert isinstance(kept[cut], Runs) and kept[cut] == listed[cut]
     assert all((one in kept) == (one in listed) for one in range(-5, 63))
     assert runs_of(kept) == runs_of(listed)
     assert kept != [*listed, 99] and kept != "abc"
     with pytest.raises(IndexError):
         kept[len(listed)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9), st.booleans())))
+def test_the_pointers_of_each_shard_together(drawn: list[tuple[int, int, int, bool]]) -> None:
+    places: list[tuple[int, Sequence[int]]] = []
+    named: dict[int, list[int]] = {}
+    for shard, start, count, listed in drawn:
+        some = range(start, start + count)
+        places.append((shard, list(some) if listed else some))
+        named.setdefault(shard, []).extend(some)
+    found = by_shard(places)
+    assert {shard: set(many) for shard, many in found.items()} == {shard: set(many) for shard, many in named.items()}
+    assert by_shard([(0, range(3))]) == {0: range(3)}
+    assert isinstance(by_shard([(0, range(3)), (0, range(5, 9))])[0], Runs)
 
 
 @given(numbers, numbers)

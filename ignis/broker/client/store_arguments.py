@@ -9,6 +9,7 @@ from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import Pointers, Transfer
+from ignis.storage.runs import Runs
 
 __all__ = ["MOST_SHARDS", "check_batches", "pointer_pieces", "row_pieces"]
 
@@ -28,6 +29,15 @@ def check_batches(batches: Sequence[tuple[int, PackedBatch]]) -> None:
             raise ConfigError(f"shard {shard} is outside 0 to {MOST_SHARDS - 1}")
 
 
+def _lowest(pointers: Sequence[int]) -> int:
+    """The lowest of them, or less; not negative when there is none."""
+    if isinstance(pointers, Runs):
+        return pointers.runs[0][0] if pointers.runs else 0
+    if isinstance(pointers, range):
+        return min(pointers[0], pointers[-1]) if pointers else 0
+    return min(pointers, default=0)
+
+
 def pointer_pieces(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
     """Packs pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
     pieces: list[tuple[int, Sequence[int]]] = []
@@ -35,7 +45,7 @@ def pointer_pieces(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
     for shard, many in pointers.items():
         if not 0 <= shard <= MOST_SHARDS:
             continue
-        left = many if isinstance(many, range) or min(many, default=0) >= 0 else [one for one in many if one >= 0]
+        left = many if _lowest(many) >= 0 else [one for one in many if one >= 0]
         while left:
             part = left[: MAX_POINTERS - count]
             left = left[len(part) :]
