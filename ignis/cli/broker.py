@@ -17,7 +17,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.other_words import WordGroup
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
-from ignis.config import BrokerSettings, load_file, resolve, shown
+from ignis.config import BrokerSettings, load_file, resolve
 from ignis.errors import AddressInUseError, ConfigError
 from ignis.service_notify import ServiceNotifier
 from ignis.stop_signals import stop_signals
@@ -80,9 +80,10 @@ def broker(
         return exit_codes.OK
     state.log_to_stderr("info")
     from ignis.broker.auth.authenticator import UsersFile
+    from ignis.broker.server.bind import address_of
     from ignis.broker.server.server import Broker
 
-    host, port = _address(bind)
+    host, port = address_of(bind)
     made = Broker(
         state.resolved_url(),
         host,
@@ -118,13 +119,6 @@ def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl
     from ignis.broker.auth.tls import server_context
 
     return server_context(certificate, key, client_ca=client_ca)
-
-
-def _address(bind: str) -> tuple[str, int]:
-    host, separator, port = bind.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT with a port of 0 to 65535")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

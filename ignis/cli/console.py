@@ -9,7 +9,6 @@ import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
-from ignis.config import shown
 from ignis.errors import ConfigError
 from ignis.service_notify import ServiceNotifier
 
@@ -78,7 +77,9 @@ def console(
     everybody on this machine may look, and nobody may change anything.
     """
     state.log_to_stderr("info")
-    host, port = _address(bind)
+    from ignis.broker.server.bind import address_of, check_bind, is_loopback
+
+    host, port = address_of(bind)
     try:
         from ignis.console.asgi import application
         from ignis.console.server import listen, serve
@@ -88,7 +89,6 @@ def console(
         raise ConfigError(f"{exc.name} is missing: pip install 'ignis-mq[console]'") from None
     from ignis.broker.auth.authenticator import UsersFile
     from ignis.broker.auth.principal import AllowAll
-    from ignis.broker.server.bind import check_bind, is_loopback
 
     tls = _tls(tls_cert, tls_key)
     local = is_loopback(host)
@@ -147,10 +147,3 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     from ignis.broker.auth.tls import server_context
 
     return server_context(certificate, key)
-
-
-def _address(bind: str) -> tuple[str, int]:
-    host, separator, port = bind.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT with a port of 0 to 65535")
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -9,7 +9,15 @@ from ignis.broker.auth.principal import Authenticator
 from ignis.config import shown
 from ignis.errors import ConfigError
 
-__all__ = ["check_bind", "is_loopback"]
+__all__ = ["address_of", "check_bind", "is_loopback"]
+
+
+def address_of(bind: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, or ``:PORT`` for loopback. Raises ConfigError for anything else."""
+    host, separator, port = bind.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT with a port of 0 to 65535")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | None) -> None:
