@@ -756,6 +756,12 @@ class ConnectionLostError(BrokerError):
         return (type(self), (self.why, self.sent))
 
 
+class NestedCallError(BrokerError, RuntimeError):
+    """A signal's handler made a call over a connection on which the thread that it interrupted is in a call. Nothing was sent."""
+
+    code = "nested_call"
+
+
 class DrainingError(BrokerError):
     """The broker is shutting down and takes no new work. Connect to another one, or later to this one."""
 

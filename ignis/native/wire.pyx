@@ -256,6 +256,7 @@ def encode_send_acks(bytes request_ids not None, int shard, first_pointer):
     return out
 
 
+include "_call_guard.pxi"
 include "_wire_pointers.pxi"
 include "_wire_claims.pxi"
 include "_wire_reader.pxi"

@@ -71,6 +71,7 @@ ERRORS = {
     "MalformedFrameError": "malformed_frame",
     "MessageTooLargeError": "message_too_large",
     "NativeError": "native",
+    "NestedCallError": "nested_call",
     "NoSizeClassError": "no_size_class",
     "PeerDiedError": "peer_died",
     "PermissionDeniedError": "permission_denied",

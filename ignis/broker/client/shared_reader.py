@@ -21,7 +21,7 @@ from ignis.broker.client.sync_transport import SLICE_S, open_transport
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import Answer, ClientMachine, State
 from ignis.errors import IgnisError, MalformedFrameError
-from ignis.native.wire import ReadArea
+from ignis.native.wire import CallGuard, ReadArea
 
 __all__ = ["SharedReader"]
 
@@ -41,6 +41,8 @@ class SharedReader:
         self.machine = ClientMachine(ReadArea(_CHUNK_BYTES), max_frame_bytes, max_pending)
         self.heard_s = time.monotonic()
         self.pending_acks = PendingAcks()
+        self.calling = CallGuard()
+        """Held by each thread that is in a call: what a signal's handler calls would find its state half changed."""
         self._transport = open_transport(sock)
         self._sending = threading.Lock()  # taken before the next one, never after
         self._lock = threading.Lock()  # over the machine, the slots and the three below

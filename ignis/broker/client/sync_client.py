@@ -135,7 +135,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         connection = self.connect(timeout_s)
         slot = Slot()
         deadline = time.monotonic() + timeout_s
-        request_id = connection.begin(request.command, request.payload, slot, deadline, streams=True)
+        with connection.calling:
+            request_id = connection.begin(request.command, request.payload, slot, deadline, streams=True)
         try:
             answer = connection.next_answer(slot, timeout_s)
             if answer is None:

@@ -60,18 +60,19 @@ class SyncConnection(SharedReader):
 
     def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
-        StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
-        found = None
-        if timeout_s >= SLICE_S:
-            found = exchange_lone(self, Outgoing(command, payload), timeout_s, _TAKEN, undo)
-        if isinstance(found, bytes):
-            return found
-        if found is None:
-            slot, deadline = Slot(), time.monotonic() + timeout_s
-            request_id = self.begin(command, payload, slot, deadline)
-        else:
-            request_id, slot, deadline = found
-        return self._answer_to(command, request_id, slot, deadline, timeout_s, undo)
+        StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes. NestedCallError."""
+        with self.calling:
+            found = None
+            if timeout_s >= SLICE_S:
+                found = exchange_lone(self, Outgoing(command, payload), timeout_s, _TAKEN, undo)
+            if isinstance(found, bytes):
+                return found
+            if found is None:
+                slot, deadline = Slot(), time.monotonic() + timeout_s
+                request_id = self.begin(command, payload, slot, deadline)
+            else:
+                request_id, slot, deadline = found
+            return self._answer_to(command, request_id, slot, deadline, timeout_s, undo)
 
     def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
         """`exchange` of a request that can be sent at once, nobody else waiting on the connection; None when it cannot, and
@@ -79,11 +80,12 @@ class SyncConnection(SharedReader):
         broker = self.machine.broker
         if broker is None or outgoing.nbytes > broker.max_frame_bytes or timeout_s < SLICE_S:
             return None
-        found = exchange_lone(self, outgoing, timeout_s, _TAKEN, None)
-        if found is None or isinstance(found, bytes):
-            return found
-        request_id, slot, deadline = found
-        return self._answer_to(_SEND_BATCH, request_id, slot, deadline, timeout_s, None)
+        with self.calling:
+            found = exchange_lone(self, outgoing, timeout_s, _TAKEN, None)
+            if found is None or isinstance(found, bytes):
+                return found
+            request_id, slot, deadline = found
+            return self._answer_to(_SEND_BATCH, request_id, slot, deadline, timeout_s, None)
 
     def _answer_to(
         self, command: int, request_id: int, slot: Slot, deadline: float, timeout_s: float, undo: Undo | None
@@ -140,7 +142,8 @@ class SyncConnection(SharedReader):
 
     def next_answer(self, slot: Slot, timeout_s: float) -> Answer | None:
         """The next answer in the slot, or None when none came in time. Raises ClosedError after the last."""
-        answer = self._answer(slot, time.monotonic() + timeout_s)
+        with self.calling:
+            answer = self._answer(slot, time.monotonic() + timeout_s)
         if answer is None and slot.over:
             raise ClosedError("the subscription has ended")
         return answer
@@ -148,6 +151,10 @@ class SyncConnection(SharedReader):
     def delivery_alone(self, slot: Slot, request_id: int, deadline: float) -> bytes | None:
         """The payload of what is delivered next to the subscription of that number, if it comes alone while this thread reads for
         all. None when something else came, or nothing for a moment: `next_answer` has it then, or waits on."""
+        with self.calling:
+            return self._delivery_alone(slot, request_id, deadline)
+
+    def _delivery_alone(self, slot: Slot, request_id: int, deadline: float) -> bytes | None:
         fd, machine = self._transport.bare_fd, self.machine
         if fd < 0:
             return None
@@ -176,21 +183,23 @@ class SyncConnection(SharedReader):
         """Sends a request whose answer nobody waits for, see `wait_acks`; waits when too many have none yet. Raises what an
         earlier one was answered; then this one was not sent."""
         deadline = time.monotonic() + timeout_s
-        if self.pending_acks.count >= MAX_PENDING:
-            self._await_open(MAX_PENDING // 2, deadline)
-        with self._lock:
-            error = self.pending_acks.take_error()
-        if error is not None:
-            raise error
-        self.begin(command, payload, self.pending_acks, deadline)
+        with self.calling:
+            if self.pending_acks.count >= MAX_PENDING:
+                self._await_open(MAX_PENDING // 2, deadline)
+            with self._lock:
+                error = self.pending_acks.take_error()
+            if error is not None:
+                raise error
+            self.begin(command, payload, self.pending_acks, deadline)
 
     def wait_acks(self, timeout_s: float) -> int:
         """Waits until everything that was told is answered; returns how many messages that retired since the last
         call. Raises the first refusal."""
-        self._await_open(0, time.monotonic() + timeout_s)
-        with self._lock:
-            error = self.pending_acks.take_error()
-            retired = 0 if error is not None else self.pending_acks.take_retired()
+        with self.calling:
+            self._await_open(0, time.monotonic() + timeout_s)
+            with self._lock:
+                error = self.pending_acks.take_error()
+                retired = 0 if error is not None else self.pending_acks.take_retired()
         if error is not None:
             raise error
         return retired
