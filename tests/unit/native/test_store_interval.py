@@ -126,7 +126,7 @@ def test_the_thread_has_a_name(log: Log) -> None:
     interval = Interval(log, HOUR_MS)
     eventually(lambda: "ignis-interval" in threads())
     assert interval.close(WAIT_S)
-    assert "ignis-interval" not in threads()
+    eventually(lambda: "ignis-interval" not in threads())  # the kernel lists a thread for a moment more
 
 
 def test_in_a_child_it_does_nothing(log: Log) -> None:
