@@ -105,7 +105,7 @@ class Acknowledger:
         self._settling = False
         self._until = 0.0
         self._work = ThreadBell()
-        self._ending = ThreadBell()  # `finishing`, for the thread that stores outcomes
+        self._ending = ThreadBell()  # rung with `finishing`
         self._turn = threading.Lock()  # over who works it off
         self._begun = self._at_work = False
         self._at_end: Callable[[], None] = lambda: None
@@ -114,7 +114,7 @@ class Acknowledger:
         self._refused: Counter[_Move] = Counter()  # transfers that were not made for want of room, in a row
         self.unacked = 0
         """Messages handled, or failed, and not retired yet: would be handled again if this process died now."""
-        self.finishing = threading.Event()
+        self.finishing = False
         self.over = threading.Event()
         """After `finish`: everything is stored, or is not going to be."""
 
@@ -179,7 +179,7 @@ class Acknowledger:
     def finish(self, until: float) -> None:
         """Ends it once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
         self._until = until
-        self.finishing.set()
+        self.finishing = True
         self._ending.ring()
         self._wake()
 
@@ -240,7 +240,7 @@ class Acknowledger:
     def _work_off(self) -> None:
         """Until there is nothing to do. Raises what cannot be tried again."""
         while True:
-            last = self.finishing.is_set()
+            last = self.finishing
             if not last:
                 if not self._work.wait(_STAY_S) and self._leave():
                     return
@@ -266,7 +266,7 @@ class Acknowledger:
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.ring()
                     if not last:
-                        if not self.finishing.is_set():  # which may have rung already
+                        if not self.finishing:  # which may have rung already
                             self._ending.wait(self._settings.ack_retry_s)
                     elif exc.retryable and self._retry_at < self._until:
                         time.sleep(self._settings.ack_retry_s)
@@ -305,7 +305,7 @@ class Acknowledger:
             )
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
-        if not self.finishing.is_set():
+        if not self.finishing:
             self._plan_renewal(period_s)
 
     def _unstored(self) -> list[tuple[int, Sequence[int]]]:

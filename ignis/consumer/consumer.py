@@ -377,7 +377,7 @@ class Consumer:
         """``often``: messages wait behind others."""
         often = often or self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
         with self._lock:
-            if self._acker.finishing.is_set():
+            if self._acker.finishing:
                 return
             if self._check_timer is not None:
                 if self._check_often or not often:
@@ -419,7 +419,7 @@ class Consumer:
         try:
             if self._pool_lock.acquire(blocking=False):
                 try:
-                    if self._acker.finishing.is_set():
+                    if self._acker.finishing:
                         return
                     self._pool.check(time.monotonic())
                     behind = self._look_for_held_up(time.monotonic())

@@ -63,9 +63,9 @@ cdef class ThreadBell:
         while True:
             with nogil:
                 status = PyThread_acquire_lock_timed(self._lock, <long long>(left // 1000 + 1), 1)
-                turn = ign_turn_take(&interpreter_turn, TURN_NS)
+                turn = take_turn()
             if turn:
-                ign_turn_give(&interpreter_turn)
+                give_turn()
             if status == PY_LOCK_ACQUIRED:
                 self._rung = False
                 return True

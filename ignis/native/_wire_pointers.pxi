@@ -12,16 +12,15 @@ cdef int add_pointers(ign_wire_runs *runs, uint16_t shard, object many) except -
     cdef long long first
     cdef int code = IGN_OK
     ign_wire_runs_break(runs)
-    kept = getattr(many, "runs", None)  # of ignis.storage.runs.Runs: (first, behind the last) each
-    if kept is not None:
+    if type(many) is range and many.step == 1:
+        if not len(many):
+            return 0
+        code = add_run(runs, shard, many.start, many.stop)
+    elif (kept := getattr(many, "runs", None)) is not None:  # of ignis.storage.runs.Runs: (first, behind the last) each
         for start, stop in kept:
             code = add_run(runs, shard, start, stop)
             if code != IGN_OK:
                 break
-    elif type(many) is range and many.step == 1:
-        if not len(many):
-            return 0
-        code = add_run(runs, shard, many.start, many.stop)
     else:
         for one in many:
             first = one  # may run others' code; the runs are the caller's alone

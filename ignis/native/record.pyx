@@ -43,6 +43,7 @@ cdef extern from *:
     int getpid() nogil
 
 cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
     str PyUnicode_New(Py_ssize_t size, uint32_t maxchar)
     void *PyUnicode_DATA(object text)
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -61,8 +62,6 @@ ANY_SHARD = 0xFFFF
 
 # One less than fits, so that the end of a range is a number too.
 cdef long long POINTER_MAX = INT64_MAX - 1
-
-cdef Py_ssize_t MOST_ITEMS = <Py_ssize_t>(<size_t>-1 >> 1)
 
 cdef enum:
     FLAGS_MAX = 0x0F
@@ -162,7 +161,7 @@ def only_bytes(items):
     return True
 
 
-def total_bytes(list items not None, Py_ssize_t begin=0, Py_ssize_t end=MOST_ITEMS):
+def total_bytes(list items not None, Py_ssize_t begin=0, Py_ssize_t end=PY_SSIZE_T_MAX):
     """The lengths of the bytes objects of a list, from ``begin`` to before ``end``, in all. None has no length: it counts as nothing."""
     cdef Py_ssize_t i, total = 0
     cdef PyObject *one

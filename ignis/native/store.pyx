@@ -23,8 +23,7 @@ from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
 from ignis.native.wait cimport (
-    TURN_NS, Watch, ign_fork_generation, ign_now_ns, ign_turn_give, ign_turn_take, in_main_thread, interpreter_turn,
-    thread_spin_ns,
+    Watch, give_turn, ign_fork_generation, ign_now_ns, in_main_thread, take_turn, thread_spin_ns,
 )
 
 include "_errors.pxi"
@@ -686,9 +685,9 @@ cdef class Log:
                 self._enter()
                 with nogil:
                     firing_claim(self._store, number, &firing, reading, &call)
-                    turn = waits and ign_turn_take(&interpreter_turn, TURN_NS)
+                    turn = waits and take_turn()
                 if turn:
-                    ign_turn_give(&interpreter_turn)
+                    give_turn()
                 if firing.fire.later:
                     self._later = True
                 if call.rc == IGN_NEED_MORE:
@@ -763,9 +762,9 @@ cdef class Log:
                             if found != known or now >= deadline or self._closing or not unsignalled:
                                 break
                             spin = 0
-                        turn = (inside or unsignalled) and ign_turn_take(&interpreter_turn, TURN_NS)
+                        turn = (inside or unsignalled) and take_turn()
                     if turn:
-                        ign_turn_give(&interpreter_turn)
+                        give_turn()
                     if found != known or now >= deadline or self._closing:
                         break
                     spin = 0
@@ -1123,9 +1122,9 @@ cdef class Log:
                         spin = 0
                         if found != known or now >= deadline or self._closing or not unsignalled:
                             break
-                    turn = unsignalled and ign_turn_take(&interpreter_turn, TURN_NS)
+                    turn = unsignalled and take_turn()
                 if turn:
-                    ign_turn_give(&interpreter_turn)
+                    give_turn()
                 if found != known or now >= deadline or self._closing:
                     return found
                 PyErr_CheckSignals()

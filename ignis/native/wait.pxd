@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""``csrc/ignis_wait.h``, ``csrc/ignis_board.h`` and ``csrc/ignis_turn.h``."""
+"""``csrc/ignis_wait.h`` and ``csrc/ignis_board.h``, and the turns of the threads that want the interpreter lock."""
 
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -50,17 +50,8 @@ cdef extern from "ignis_watch.h" nogil:
     bint ign_watch_take(ign_watch *watch)
 
 
-cdef extern from "ignis_turn.h" nogil:
-    ctypedef struct ign_turn:
-        pass
-    bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
-    void ign_turn_give(ign_turn *turn)
-
-
-cdef ign_turn interpreter_turn              # of the threads that come back with work: see ignis_turn.h
-cdef uint64_t TURN_NS
-
-
+cdef bint take_turn() noexcept nogil
+cdef void give_turn() noexcept nogil
 cdef uint64_t thread_spin_ns() noexcept nogil
 cdef bint in_main_thread() except -1
 

@@ -22,8 +22,19 @@ cdef extern from *:
     """
     uint64_t ignis_thread_spin_ns
 
-cdef ign_turn interpreter_turn
+cdef extern from "ignis_wait.h" nogil:
+    void ign_fork_watch()
+
+cdef extern from "ignis_turn.h" nogil:
+    ctypedef struct ign_turn:
+        pass
+    bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
+    void ign_turn_give(ign_turn *turn)
+
+cdef ign_turn interpreter_turn  # of the threads that come back with work: see ignis_turn.h
 cdef uint64_t TURN_NS = 10000000000  # then the interpreter lock is waited for without a turn
+
+ign_fork_watch()  # from the beginning: a child finds the turn free, whoever had it in its parent
 
 cdef enum:
     SPIN_NS = 20000
@@ -42,6 +53,16 @@ def set_spin(spin_us: int) -> None:
 cdef uint64_t thread_spin_ns() noexcept nogil:
     """What `set_spin` has set for this thread."""
     return ignis_thread_spin_ns
+
+
+cdef bint take_turn() noexcept nogil:
+    """Waits for the turn for the interpreter lock; true when it is to be given. For all modules: each has a count of forks of its
+    own, and the turn goes by one."""
+    return ign_turn_take(&interpreter_turn, TURN_NS)
+
+
+cdef void give_turn() noexcept nogil:
+    ign_turn_give(&interpreter_turn)
 
 
 cdef bint in_main_thread() except -1:

@@ -102,6 +102,33 @@ def test_many_threads_are_rung_for_at_once_and_each_wakes_once() -> None:
     assert sorted(woken) == sorted(20 * list(range(len(bells))))
 
 
+def test_in_a_forked_child_bells_and_claims_take_turns_as_before(tmp_path: Path) -> None:
+    for name in ("parent", "child"):
+        (tmp_path / name).mkdir()
+    Log(str(tmp_path / "parent")).close()  # what the child inherits knows of forks
+
+    def check() -> None:
+        log = Log(str(tmp_path / "child"))
+        number = log.declare("m", 1, 0)
+        bells = [ThreadBell() for _ in range(8)]
+
+        def rings_and_waits(at: int) -> None:
+            for _ in range(1_000):
+                bells[at ^ 1].ring()
+                bells[at].wait(0.01)
+                log.fire(number, 1, b"somebody", 1)
+
+        threads = [threading.Thread(target=rings_and_waits, args=(at,)) for at in range(len(bells))]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 8  # who lost his turn would wait for it for ten seconds
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        assert not any(thread.is_alive() for thread in threads)
+
+    in_child(check)
+
+
 def test_a_signal_is_handled_while_the_main_thread_waits_for_a_bell() -> None:
     bell = ThreadBell()
     before = signal.signal(signal.SIGALRM, lambda *_: bell.ring())
