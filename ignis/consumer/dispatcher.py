@@ -132,7 +132,8 @@ class Dispatcher:
         idle = sum(worker.outstanding == 0 for worker in self._pool().workers)
         if idle > 1 and self._spec.batch_size is None:
             # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
-            size = max(1, min(size, max(-(-total // idle), self._worth_waking)))
+            least = int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
+            size = max(1, min(size, max(-(-total // idle), least)))
         units: list[_Unit] = []
         try:
             self._plan(claims, size, units)
@@ -273,18 +274,9 @@ class Dispatcher:
             else:
                 self.returned.popleft()
 
-    @property
-    def _worth_waking(self) -> int:
-        """Messages for which a worker is woken: fewer are handled sooner than it has got going."""
-        return int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
-
     def _load(self, worker: Worker) -> tuple[int, bool]:
-        """Least goes first, but before all the one whose thread this is, while it has less than another would be woken for: what
-        is cut into many chunks is work of a moment all the same."""
-        outstanding = worker.outstanding
-        if worker is not self.leader:
-            return outstanding, True
-        return (-1 if outstanding < self._worth_waking else outstanding), False
+        """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken."""
+        return worker.outstanding, worker is not self.leader
 
 
 def _end_mixed(mixed: Mixed, units: list[_Unit]) -> None:
