@@ -39,6 +39,7 @@ typedef struct ign_store_options {
     uint64_t stopped_after_ns; /* who holds the lock for so long is passed over: 2 s */
     uint64_t busy_after_ns;    /* a call that waited so long for the lock fails with IGN_E_BUSY: 30 s */
     uint64_t checkpoint_bytes; /* of log between two checkpoints: 64 MiB */
+    uint64_t repack_bytes;     /* a state that is smaller stays as it is, though most of it is free: 768 KiB. 1: every one is repacked */
     uint64_t max_bytes;        /* living batches take no more: what would be over fails with IGN_E_NO_ROOM and ENOBUFS. No limit */
     ign_store_lost *lost;      /* with IGN_E_LOST from ign_store_open: what is missing */
     bool pass_over;            /* ... is passed over instead, for good: what it held is gone */
@@ -90,8 +91,9 @@ typedef struct ign_store_place {
 } ign_store_place;
 
 typedef struct ign_store_figures {
-    uint64_t generation, openings, end, durable, living_bytes, living_records, damaged_bytes, segments, log_bytes, state_bytes;
+    uint64_t generation, openings, end, durable, living_bytes, living_records, damaged_bytes, segments, log_bytes, state_bytes, arena_bytes;
     uint64_t salvaged_records, damaged_records; /* in damaged entries: what could be read of them, and what not */
+    uint64_t batches;    /* of which something lives: each has its place in the state */
     uint64_t dead_bytes; /* of segments in which nothing lives, and which wait for their removal */
     uint64_t written, segment_bytes, next_segment_bytes, reserve_bytes, cheapest_bytes; /* of the newest segment: bytes of entries, and its size; what is laid out next */
 } ign_store_figures;

@@ -13,7 +13,7 @@
 
 #include <errno.h>
 
-enum { UNIT = IGN_AHEAD_UNIT, SLACK = 4096, LARGEST_TIMES = 4, SLACK_OF_LOG = 8, SPARE_UNIT = 64 << 10, EXTENT_TAKES = 56 };
+enum { UNIT = IGN_AHEAD_UNIT, SLACK = 4096, LARGEST_TIMES = 4, SPARE_UNIT = 64 << 10, EXTENT_TAKES = 56, PART_OF_LOG = 8, MOST_OF_LOG = 64 << 20 };
 
 /* Twice the newest, so that a log that is written little stays small, or as large as any (the newest is small where a full disk had no more room);
  * and the largest entry fits. */
@@ -162,10 +162,16 @@ int ign_store_probe(ign_store *store, ign_generation *g, uint64_t bytes)
 
 /* Two checkpoints, for when the disk is full: without them no segment can go. The state grows when what a batch holds is moved one by one: loads
  * leave room for that in the arena, and so it is kept for it here. And a part of the log, which is given back then: messages that are moved
- * one by one take more until compaction has packed them, and the fuller all segments are, the more has to be moved for little. */
+ * one by one take more until compaction has packed them, and the fuller all segments are, the more has to be moved for little. No more of it is needed
+ * where the log is large: who moves messages waits for compaction then. */
+uint64_t ign_store_spare_of_log(uint64_t log_bytes)
+{
+    return log_bytes / PART_OF_LOG < MOST_OF_LOG ? log_bytes / PART_OF_LOG : MOST_OF_LOG;
+}
+
 uint64_t ign_store_spare_bytes(const ign_generation *g, uint64_t log_bytes)
 {
-    uint64_t bytes = 2 * atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed) + (64 << 10) + log_bytes / SLACK_OF_LOG;
+    uint64_t bytes = 2 * atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed) + (64 << 10) + ign_store_spare_of_log(log_bytes);
     return (bytes + SPARE_UNIT - 1) / SPARE_UNIT * SPARE_UNIT;
 }
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 2 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 2 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -204,15 +204,15 @@ static uint64_t takes(const ign_generation *g, uint8_t type, uint64_t payload_by
     return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes + dues;
 }
 
-/* Loads leave room for the extents of what is transferred one by one before compaction packs it: some 48 bytes for 224 of log, and while
- * the disk is full a few segments hold such. */
+/* Loads leave room for the extents of what is transferred one by one before compaction packs it: some 48 bytes for 224 of log, of which a full disk
+ * has room for no more than is kept for it. */
 static uint64_t room_for(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
 {
     uint64_t used = g->ctl.root->used, more = takes(g, type, payload_bytes);
     if (weight_of(g, type) != IGN_WEIGHT_LOAD)
         return 8192 + used / 8 + more;
     uint64_t segment = ign_state_last_segment((ign_ctl *)&g->ctl)->info.size;
-    return 32768 + used / 2 + least(IGN_MOVE_TAKES, segment) + segment / 2 + g->ctl.root->living_records * RECORD_TAKES + more;
+    return 32768 + used / 2 + least(IGN_MOVE_TAKES, segment) + segment / 2 + least(g->ctl.root->living_records * IGN_RECORD_TAKES, IGN_RECORDS_TAKE) + more;
 }
 
 int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t payload_bytes, uint64_t *position)

@@ -193,6 +193,33 @@ static int copy_shared(ign_store *store, ign_generation *g, ign_ctl *ctl, uint64
     return rc;
 }
 
+static bool is_loose(const ign_store *store, const ign_ctl *ctl)
+{
+    uint64_t least = store->options.repack_bytes;
+#ifdef IGN_MUTANT_NO_REPACK
+    return false;
+#endif
+    return !ctl->in_memory && (least == 1 || (ctl->root->used >= least && ign_ctl_free_bytes(ctl) >= ctl->root->used / 2));
+}
+
+/* A state of which half is free gives way to one without holes. When there is no room for that it stays as it is. */
+static int repack(ign_store *store, ign_ctl *ctl, char name[IGN_STORE_NAME_MAX], uint64_t generation)
+{
+    char other[IGN_STORE_NAME_MAX];
+    ign_ctl made;
+    if (!is_loose(store, ctl))
+        return IGN_OK;
+    ign_store_file_name(other, "tmp-control", generation, store->io->random(store->io));
+    int rc = ign_checkpoint_scratch(store, &made, other, false, 0);
+    if (rc != IGN_OK)
+        return rc == IGN_E_NO_ROOM ? IGN_OK : rc;
+    rc = ign_state_repack(&made, ctl);
+    ign_checkpoint_drop_scratch(store, ctl, name);
+    *ctl = made;
+    memcpy(name, other, sizeof other);
+    return rc;
+}
+
 /* Makes the state at a position that is flushed, in a control that no other process sees, and writes it as a checkpoint. */
 static int make_checkpoint(ign_store *store, bool in_memory)
 {
@@ -228,6 +255,8 @@ static int make_checkpoint(ign_store *store, bool in_memory)
     ign_store_file_name(name, "checkpoint", generation, durable);
     if (rc == IGN_OK && ctl.root->applied != durable)
         rc = ign_store_sealed(g) ? IGN_E_STALE : IGN_E_CORRUPT;
+    if (rc == IGN_OK)
+        rc = repack(store, &ctl, scratch, generation);
     int file = -1;
     if (rc == IGN_OK)
         rc = ign_store_error(io->open(io, made, true, &file));
@@ -244,6 +273,10 @@ static int make_checkpoint(ign_store *store, bool in_memory)
             rc = IGN_E_STALE;
         else
             rc = linked == EEXIST ? IGN_OK : ign_store_error(linked == 0 ? io->flush_names(io) : linked);
+    }
+    if (rc == IGN_OK) {
+        store->image_generation = generation;
+        store->image_bytes = ctl.root->used;
     }
     if (file >= 0)
         io->remove(io, made);

@@ -309,7 +309,7 @@ uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t
         while (from <= IGN_ITEM_LAST(e)) {
             if (count == room || taken == limit || bytes >= max_bytes || (count > 0 && IGN_ITEM_LAST(e) - *first >= IGN_MAX_SPAN))
                 return count;
-            uint64_t most = (max_bytes - bytes + each - 1) / each;
+            uint64_t most = (max_bytes - bytes - 1) / each + 1;
             most = most < limit - taken ? most : limit - taken;
             if (!ign_extent_run(ctl, e, from, most, &begin, &end))
                 break;

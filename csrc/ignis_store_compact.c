@@ -1,8 +1,7 @@
 /* Compaction: what lives in a segment that holds little is written again at the log's end, so that the segment can go, though
- * one old message stays for ever.
+ * one old message stays for ever. And what was loaded one by one is packed, since the state has a place for each batch, of whatever size.
  *
- * Segments in which anything lives may take twice what lives and 32 MiB (or 4 segments, if that is less). Beyond that, the segment with the smallest
- * part of it alive is emptied: its entries are read, each batch that still stands there is looked up in the state, and its
+ * A segment is chosen (ignis_store_choose.c) and emptied: its entries are read, each batch that still stands there is looked up in the state, and its
  * living records are packed again and logged as a move, many batches in one entry. Neighbours become one batch, so what was loaded or moved
  * one by one takes less than before, in the log and in the state. Pointers, checks and claims stay as they are. The segment goes with the
  * checkpoints that follow.
@@ -18,7 +17,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FREE_SEGMENTS = 4, VAIN_BYTES = 64 << 10, MOST_BATCHES = 128, MOST_GROUPS = 6, MOST_BYTES = 1 << 18 };
+enum {
+    VAIN_BYTES = 64 << 10,
+    MOST_BATCHES = 128, /* in one entry */
+    MOST_GROUPS = 6,
+    MOST_BYTES = 1 << 18,
+    GATHERED_BATCHES = 1 << 15, /* the more are looked at together, the more of them are neighbours */
+    GATHERED_BYTES = 4 << 20,
+    PACKED_RECORDS = 16, /* what has more is not packed with others, */
+    PACKED_BYTES = 4096, /* ... or is as large as that */
+};
 
 /* A batch as it stands in the segment that is emptied. */
 typedef struct moved {
@@ -35,12 +43,16 @@ typedef struct piece {
 } piece;
 
 typedef struct move_call {
-    moved batches[MOST_BATCHES];
-    uint32_t count, taken; /* of which so many are in the entry */
+    moved *batches;
+    uint32_t count, room, most_batches;
+    uint32_t begin, taken; /* those of the entry that is built */
     uint8_t *buffer;
-    uint64_t bytes, capacity, most; /* `most`: so many are gathered for one entry */
+    uint64_t bytes, capacity, most, entry_most; /* `most`: so many are gathered; `entry_most`: so many go into one entry */
+    bool packs; /* only what is small is moved */
     piece *pieces;
     uint32_t piece_count, piece_room;
+    uint64_t entry_bytes; /* of the entry that was built */
+    ign_compacted done;
 } move_call;
 
 static uint32_t record_end(const uint8_t *batch, uint32_t i)
@@ -77,12 +89,12 @@ static int find_pieces(move_call *call, ign_ctl *ctl)
 {
     const moved *before = NULL;
     ign_cursor at, was;
-    uint64_t behind = 0, expires = 0;
-    uint32_t groups = 0;
+    uint64_t behind = 0, expires = 0, bytes = 0;
+    uint32_t groups = 0, end = call->begin + MOST_BATCHES < call->count ? call->begin + MOST_BATCHES : call->count, at_batch;
     int rc = IGN_OK;
     call->piece_count = 0;
-    for (call->taken = 0; rc == IGN_OK && call->taken < call->count; call->taken++) {
-        const moved *one = &call->batches[call->taken];
+    for (at_batch = call->begin; rc == IGN_OK && at_batch < end; at_batch++) {
+        const moved *one = &call->batches[at_batch];
         ign_magazine *magazine = ign_state_magazine(ctl, one->magazine);
         ign_shard *shard = magazine == NULL ? NULL : ign_state_shard(ctl, magazine, one->shard);
         const ign_item *extent = shard == NULL ? NULL : ign_seq_find(ctl, &shard->extents, one->first, &at);
@@ -91,6 +103,9 @@ static int find_pieces(move_call *call, ign_ctl *ctl)
             continue; /* dead, or moved by somebody else */
         if (ign_segment_open(call->buffer + one->at, one->bytes, &whole) != IGN_OK || whole.count != IGN_ITEM_SPAN(extent))
             continue; /* what is damaged stays where it is, to be told of by whoever reads it */
+        if (bytes > 0 && bytes + one->bytes > call->entry_most)
+            break;
+        bytes += one->bytes;
         bool joins = before != NULL && before->magazine == one->magazine && before->shard == one->shard && expires == whole.expires_at_ms;
         if (joins)
             joins = ign_seq_next(ctl, &shard->extents, &was) == extent;
@@ -111,6 +126,7 @@ static int find_pieces(move_call *call, ign_ctl *ctl)
         was = at;
         expires = whole.expires_at_ms;
     }
+    call->taken = at_batch - call->begin;
     return rc;
 }
 
@@ -179,6 +195,7 @@ static int build_move(ign_store *store, ign_generation *g, void *arg, uint64_t *
     rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
         return rc;
+    call->entry_bytes = *bytes;
     memset(to, 0, (size_t)*bytes);
     for (uint32_t i = 0; i < call->piece_count; i++) {
         const piece *p = &call->pieces[i];
@@ -199,35 +216,63 @@ static int build_move(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return IGN_OK;
 }
 
+static void count_moved(move_call *call)
+{
+    const moved *before = NULL;
+    for (uint32_t i = 0; i < call->piece_count; i++) {
+        call->done.moved += call->pieces[i].of != before;
+        call->done.made += call->pieces[i].begins_part;
+        before = call->pieces[i].of;
+    }
+    call->done.written += ign_entry_size(call->entry_bytes);
+}
+
 /* All that was gathered is moved, in as many entries as it takes. */
 static int move_gathered(ign_store *store, move_call *call)
 {
     int rc = IGN_OK;
-    qsort(call->batches, call->count, sizeof call->batches[0], by_place);
-    while (rc == IGN_OK && call->count > 0) {
+    if (call->count > 1)
+        qsort(call->batches, call->count, sizeof call->batches[0], by_place);
+    for (call->begin = 0; rc == IGN_OK && call->begin < call->count; call->begin += call->taken) {
         ign_store_mark mark;
         rc = ign_store_commit(store, IGN_ENTRY_MOVE, build_move, call, NULL, &mark);
+        if (rc == IGN_OK)
+            count_moved(call);
         rc = rc == IGN_EMPTY ? IGN_OK : rc;
-        call->count -= call->taken;
-        memmove(call->batches, call->batches + call->taken, call->count * sizeof call->batches[0]);
     }
+    call->count = 0;
     call->bytes = 0;
     return rc;
 }
 
-static int gather(ign_store *store, move_call *call, const moved *one, const uint8_t *batch)
+static int make_room_for(move_call *call, const moved *one)
 {
-    int rc = IGN_OK;
-    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > call->most))
-        rc = move_gathered(store, call);
-    if (rc == IGN_OK && call->bytes + one->bytes > call->capacity) {
-        uint64_t want = one->bytes > MOST_BYTES ? one->bytes : MOST_BYTES;
+    if (call->bytes + one->bytes > call->capacity) {
+        uint64_t want = one->bytes > call->most ? one->bytes : call->most;
         uint8_t *grown = realloc(call->buffer, (size_t)want);
         if (grown == NULL)
             return IGN_E_NOMEM;
         call->buffer = grown;
         call->capacity = want;
     }
+    if (call->count == call->room) {
+        uint32_t room = call->room == 0 ? MOST_BATCHES : call->room * 2;
+        moved *grown = realloc(call->batches, room * sizeof *grown);
+        if (grown == NULL)
+            return IGN_E_NOMEM;
+        call->batches = grown;
+        call->room = room;
+    }
+    return IGN_OK;
+}
+
+static int gather(ign_store *store, move_call *call, const moved *one, const uint8_t *batch)
+{
+    int rc = IGN_OK;
+    if (call->count == call->most_batches || (call->count > 0 && call->bytes + one->bytes > call->most))
+        rc = move_gathered(store, call);
+    if (rc == IGN_OK)
+        rc = make_room_for(call, one);
     if (rc != IGN_OK)
         return rc;
     memcpy(call->buffer + call->bytes, batch, one->bytes);
@@ -250,7 +295,8 @@ static int gather_parts(ign_store *store, move_call *call, const ign_entry *entr
             break;
         }
         moved one = {.magazine = magazine, .shard = ign_get16(p), .first = ign_get64(p + 8), .position = entry->position, .bytes = bytes};
-        rc = gather(store, call, &one, p + 16);
+        bool stays = call->packs && (bytes < IGN_SEGMENT_HEADER_BYTES || ign_get32(p + 16 + 4) >= PACKED_RECORDS || bytes >= PACKED_BYTES);
+        rc = stays ? IGN_OK : gather(store, call, &one, p + 16);
         p += 16 + ign_pad8(bytes);
         p = p < end ? p : end;
     }
@@ -278,19 +324,6 @@ static int gather_entry(ign_store *store, move_call *call, const ign_entry *entr
     return end - p < 8 ? IGN_OK : gather_parts(store, call, entry, p + 8, ign_get32(p), ign_get16(p + 6), &next);
 }
 
-/* What is damaged in it cannot be moved: it is not chosen again before something of it is retired. */
-static bool is_left(const ign_store *store, const ign_state_segment *segment)
-{
-#ifdef IGN_MUTANT_EMPTIES_AGAIN
-    return false;
-#endif
-    for (unsigned i = 0; i < IGN_STORE_LEFT; i++)
-        if (store->left[i].generation == segment->info.generation && store->left[i].number == segment->info.number &&
-            store->left[i].living == segment->living)
-            return true;
-    return false;
-}
-
 static void note_left(ign_store *store, ign_generation *g, const ign_segment_info *info)
 {
     if (ign_store_lock(store, g, false) != IGN_OK)
@@ -306,27 +339,15 @@ static void note_left(ign_store *store, ign_generation *g, const ign_segment_inf
     ign_store_unlock(store, g);
 }
 
-/* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. When room is short
- * also what it takes must be there: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
-static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
+static void set_bounds(move_call *call, ign_work work, bool is_short)
 {
-    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
-    bool found = false;
-    uint64_t left = ign_store_left(g);
-    uint64_t best = UINT64_MAX, most = need == IGN_NEED_NONE ? 512 : need == IGN_NEED_SOME ? 640 : 960;
-    for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
-        uint64_t by = all[i].living * 1024 / all[i].info.size;
-        if (all[i].living == 0 || is_left(store, &all[i]) || by >= best || by > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
-            continue;
-        best = by;
-        *info = all[i].info;
-        *limit = all[i + 1].info.base;
-        found = true;
-    }
-    return found;
+    call->most = is_short ? IGN_SHORT_MOVE_BYTES : GATHERED_BYTES;
+    call->entry_most = is_short ? IGN_SHORT_MOVE_BYTES : MOST_BYTES;
+    call->most_batches = is_short ? MOST_BATCHES : GATHERED_BATCHES;
+    call->packs = work == IGN_WORK_PACK;
 }
 
-static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit, uint64_t most)
+static int work_on_segment(ign_store *store, const ign_segment_info *info, uint64_t limit, const ign_store_figures *figures, ign_work work, bool is_short)
 {
     ign_log_file *file;
     int rc = ign_store_use_file(store, info->generation, info->number, NULL, &file);
@@ -338,7 +359,7 @@ static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_
     ign_log_reader_open(&reader, store->io, file->file, info, info->base, limit);
     rc = call == NULL ? IGN_E_NOMEM : IGN_OK;
     if (call != NULL)
-        call->most = most;
+        set_bounds(call, work, is_short);
     while (rc == IGN_OK) {
         rc = ign_log_next(&reader, &entry);
         if (rc == IGN_E_CORRUPT)
@@ -349,6 +370,9 @@ static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_
     if (rc == IGN_EMPTY)
         rc = move_gathered(store, call);
     if (call != NULL) {
+        if (rc == IGN_OK && !is_short)
+            ign_store_note_compacted(store, figures, info, work, &call->done);
+        free(call->batches);
         free(call->pieces);
         free(call->buffer);
     }
@@ -360,33 +384,34 @@ static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_
 
 int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_need need)
 {
-    uint64_t spare = FREE_SEGMENTS * store->options.segment_bytes;
-    spare = spare < 32ull << 20 ? spare : 32ull << 20;
-    if (need == IGN_NEED_NONE && figures->log_bytes - figures->dead_bytes <= 2 * figures->living_bytes + spare)
+    bool is_short = need != IGN_NEED_NONE;
+    if (!is_short && !ign_store_may_choose(store, figures))
         return IGN_EMPTY;
     /* In vain, and nothing was written since? */
-    if (need != IGN_NEED_NONE && store->vain_generation == figures->generation && figures->end < store->vain_end + VAIN_BYTES)
+    if (is_short && store->vain_generation == figures->generation && figures->end < store->vain_end + VAIN_BYTES)
         return IGN_EMPTY;
     ign_generation *g;
     ign_segment_info info;
-    uint64_t limit;
+    uint64_t limit = 0;
+    ign_work work = IGN_WORK_NONE;
     int rc = ign_store_enter(store, &g);
     if (rc != IGN_OK)
         return rc;
     rc = ign_store_lock(store, g, false);
-    bool found = rc == IGN_OK && choose(store, g, need, &info, &limit);
+    if (rc == IGN_OK)
+        work = is_short ? ign_store_choose_short(store, g, need, &info, &limit) : ign_store_choose(store, g, figures, &info, &limit);
     uint64_t before = rc == IGN_OK ? g->ctl.root->applied : 0;
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
-    if (found)
-        rc = empty_segment(store, &info, limit, need == IGN_NEED_NONE ? MOST_BYTES : IGN_SHORT_MOVE_BYTES);
-    if (found && rc == IGN_OK)
+    if (work != IGN_WORK_NONE)
+        rc = work_on_segment(store, &info, limit, figures, work, is_short);
+    if (work == IGN_WORK_EMPTY && rc == IGN_OK)
         note_left(store, g, &info);
     uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
-    if (found && rc == IGN_OK && end - before > info.size / 16 * 15) {
+    if (work == IGN_WORK_EMPTY && rc == IGN_OK && end - before > info.size / 16 * 15) {
         store->vain_generation = figures->generation;
         store->vain_end = end;
     }
     ign_store_leave(store, g);
-    return rc == IGN_OK && (!found || end == before) ? IGN_EMPTY : rc; /* what could not be moved is no reason to look again at once */
+    return rc == IGN_OK && (work == IGN_WORK_NONE || end == before) ? IGN_EMPTY : rc; /* what could not be moved is no reason to look again at once */
 }

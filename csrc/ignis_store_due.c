@@ -338,3 +338,36 @@ void ign_due_free(ign_ctl *ctl, ign_due *due)
     ign_ctl_put(ctl, &due->next, IGN_DUE_NONE);
     ign_ctl_put(ctl, &due->records, 0);
 }
+
+static uint64_t copy_pages(ign_ctl *to, ign_ctl *from, uint64_t at)
+{
+    uint64_t first = 0, made = 0, *link = &first;
+    for (; at != 0; at = page_at(from, at)->next) {
+        made = ign_ctl_alloc(to, sizeof(page));
+        if (made == 0)
+            return 0;
+        page *copy = page_at(to, made);
+        memcpy(copy, page_at(from, at), sizeof *copy);
+        copy->next = copy->last = 0;
+        *link = made;
+        link = &copy->next;
+    }
+    if (made != first)
+        page_at(to, first)->last = made;
+    return first;
+}
+
+uint64_t ign_due_copy(ign_ctl *to, ign_ctl *from, uint64_t root)
+{
+    if (!is_node(root))
+        return copy_pages(to, from, root);
+    const node *n = node_at(from, root);
+    uint64_t made = ign_ctl_alloc(to, sizeof *n);
+    if (made == 0)
+        return 0;
+    node *copy = ign_ctl_at(to, made);
+    *copy = *n;
+    for (unsigned i = 0; i < 2; i++)
+        copy->child[i] = ign_due_copy(to, from, n->child[i]);
+    return made + INNER;
+}

@@ -43,6 +43,8 @@ uint64_t ign_due_tidy_takes(const ign_due *due); /* of the state, at most */
 /* ignis_store_due_room.c: of the state, what adding runs of these times takes at most; they are sorted, and none is over IGN_DUE_MAX. */
 uint64_t ign_due_takes(ign_ctl *ctl, const ign_due *due, const uint64_t *times, uint64_t count);
 void ign_due_free(ign_ctl *ctl, ign_due *due);
+/* The tree in another state, which nobody else sees; its root there. */
+uint64_t ign_due_copy(ign_ctl *to, ign_ctl *from, uint64_t root);
 
 /* Calls with all runs whose time is `from` or later, by time, shard and pointer, until it returns false. Runs of one shard and one time
  * come in the order in which they were added. False: `visit` did. */

@@ -274,6 +274,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         .stopped_after_ns = choose(options->stopped_after_ns, 2000000000ull),
         .busy_after_ns = choose(options->busy_after_ns, 30000000000ull),
         .checkpoint_bytes = choose(options->checkpoint_bytes, 64ull << 20),
+        .repack_bytes = choose(options->repack_bytes, 768ull << 10),
         .max_bytes = choose(options->max_bytes, UINT64_MAX),
         .pass_over = options->pass_over,
     };

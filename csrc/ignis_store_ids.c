@@ -253,3 +253,46 @@ void ign_ids_free(ign_ctl *ctl, ign_ids *ids)
     ign_ctl_put(ctl, &ids->room, 0);
     ign_ctl_put(ctl, &ids->hours, 0);
 }
+
+/* -- in another state ---------------------------------------------------------------------------------------------------- */
+
+static uint64_t copy_pages(ign_ctl *to, ign_ctl *from, uint64_t at)
+{
+    uint64_t first = 0, *link = &first;
+    for (; at != 0; at = ((const page *)ign_ctl_at(from, at))->next) {
+        uint64_t made = ign_ctl_alloc(to, sizeof(page));
+        if (made == 0)
+            return 0;
+        page *copy = ign_ctl_at(to, made);
+        memcpy(copy, ign_ctl_at(from, at), sizeof *copy);
+        copy->next = 0;
+        *link = made;
+        link = &copy->next;
+    }
+    return first;
+}
+
+void ign_ids_copy(ign_ctl *to, ign_ids *made, ign_ctl *from, const ign_ids *ids)
+{
+    *made = (ign_ids){.floor = ids->floor};
+    if (ids->count == 0)
+        return;
+    *made = *ids;
+    made->hours = ign_ctl_alloc(to, ids->room * sizeof(hour_of));
+    for (uint64_t i = 0; i < ids->count && !to->no_room; i++) {
+        const hour_of *hour = hour_at(from, ids, i);
+        uint64_t slots = (uint64_t)1 << hour->depth, directory = ign_ctl_alloc(to, slots * sizeof(uint64_t));
+        if (directory == 0)
+            return;
+        *hour_at(to, made, i) = *hour;
+        hour_at(to, made, i)->directory = directory;
+        uint64_t *entries = ign_ctl_at(to, directory);
+        memset(entries, 0, (size_t)(slots * sizeof *entries));
+        for (uint64_t slot = hour->gone; slot < slots && !to->no_room;) { /* a page of fewer bits stands there several times */
+            uint64_t at = *entry_at(from, hour, slot), each = (uint64_t)1 << (hour->depth - page_bits(ign_ctl_at(from, at)));
+            uint64_t copy = copy_pages(to, from, at);
+            for (uint64_t k = 0; k < each; k++)
+                entries[slot++] = copy;
+        }
+    }
+}

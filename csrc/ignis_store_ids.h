@@ -26,5 +26,7 @@ void ign_ids_add(ign_ctl *ctl, ign_ids *ids, uint32_t hour, const uint8_t *id);
 bool ign_ids_over(ign_ctl *ctl, const ign_ids *ids, uint32_t hour_now); /* is there anything to forget? */
 void ign_ids_forget(ign_ctl *ctl, ign_ids *ids, uint32_t hour_now, uint64_t limit);
 void ign_ids_free(ign_ctl *ctl, ign_ids *ids);
+/* The same ids in another state, which nobody else sees. */
+void ign_ids_copy(ign_ctl *to, ign_ids *made, ign_ctl *from, const ign_ids *ids);
 
 #endif

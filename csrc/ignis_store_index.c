@@ -112,6 +112,12 @@ static void new_directory(ign_ctl *ctl, ign_seq *seq, uint64_t at, const part *e
     ign_ctl_put(ctl, &seq->length, length);
 }
 
+/* Blocks of items have one of three sizes. */
+static uint64_t room_of(uint64_t count)
+{
+    return count <= FIRST_ITEMS ? FIRST_ITEMS : count <= 4 * FIRST_ITEMS ? 4 * FIRST_ITEMS : PART_ITEMS;
+}
+
 static part new_part(ign_ctl *ctl, const ign_item *items, uint64_t count, uint64_t room)
 {
     part made = {.first = items[0].first, .counts = counts_of(count, room, count)};
@@ -231,7 +237,7 @@ void ign_seq_splice(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, bool d
     uint64_t made = 0;
     for (uint64_t at = 0; at < total && !ctl->no_room; made++) {
         uint64_t part_items = total - at <= PART_ITEMS ? total - at : PART_ITEMS / 2;
-        parts[made] = new_part(ctl, all + at, part_items, part_items <= FIRST_ITEMS ? FIRST_ITEMS : part_items <= 4 * FIRST_ITEMS ? 4 * FIRST_ITEMS : PART_ITEMS);
+        parts[made] = new_part(ctl, all + at, part_items, room_of(part_items));
         at += part_items;
     }
     if (!ctl->no_room) {
@@ -257,6 +263,34 @@ void ign_seq_free(ign_ctl *ctl, ign_seq *seq)
     ign_ctl_put(ctl, &seq->head, 0);
     ign_ctl_put(ctl, &seq->length, 0);
     ign_ctl_put(ctl, &seq->capacity, 0);
+}
+
+void ign_seq_copy(ign_ctl *to, ign_seq *made, ign_ctl *from, ign_seq *seq, ign_seq_change *change)
+{
+    uint64_t left = 0, capacity = FIRST_PARTS;
+    *made = (ign_seq){0};
+    for (uint64_t i = 0; i < seq->length; i++)
+        left += part_at(from, seq, i)->items == 0 ? 0 : part_living(part_at(from, seq, i));
+    if (left == 0)
+        return;
+    uint64_t parts = (left + PART_ITEMS - 1) / PART_ITEMS;
+    while (capacity < parts + parts / 2 + 1)
+        capacity *= 2;
+    uint64_t directory = ign_ctl_alloc(to, capacity * sizeof(part));
+    ign_cursor at = {0};
+    ign_item *next = next_from(from, seq, &at);
+    for (uint64_t i = 0; i < parts && !to->no_room; i++) {
+        ign_item items[PART_ITEMS];
+        uint64_t count = left < PART_ITEMS ? left : PART_ITEMS;
+        for (uint64_t k = 0; k < count; k++, next = ign_seq_next(from, seq, &at)) {
+            items[k] = *next;
+            change(to, from, &items[k]);
+        }
+        part one = new_part(to, items, count, room_of(count));
+        ((part *)ign_ctl_at(to, directory))[i] = one; /* plainly: nobody else sees it */
+        left -= count;
+    }
+    *made = (ign_seq){.directory = directory, .length = parts, .capacity = capacity};
 }
 
 /* -- the map --------------------------------------------------------------------------------------------------- */
@@ -367,4 +401,38 @@ uint64_t ign_map_next(ign_ctl *ctl, uint8_t kind, uint64_t offset)
             return 0;
         at = ((uint64_t *)ign_ctl_at(ctl, ctl->root->buckets))[bucket++];
     }
+}
+
+void ign_map_copy(ign_ctl *to, ign_ctl *from)
+{
+    uint64_t count = from->root->bucket_count, offset = count == 0 ? 0 : ign_ctl_alloc(to, count * sizeof(uint64_t));
+    if (offset == 0)
+        return;
+    const uint64_t *old = ign_ctl_at(from, from->root->buckets);
+    uint64_t *buckets = ign_ctl_at(to, offset);
+    memset(buckets, 0, (size_t)count * sizeof *buckets);
+    for (uint64_t b = 0; b < count; b++) {
+        uint64_t *link = &buckets[b];
+        for (uint64_t at = old[b]; at != 0;) {
+            ign_record_of *record = ign_ctl_at(from, at);
+            uint64_t bytes = record_bytes(IGN_KEY_BYTES(record), IGN_VALUE_BYTES(record)), made = ign_ctl_alloc(to, bytes);
+            if (made == 0)
+                return;
+            ign_record_of *copy = ign_ctl_at(to, made);
+            memcpy(copy, record, (size_t)bytes);
+            at = record->next;
+            record->hash = made; /* found by ign_map_copied */
+            copy->next = 0;
+            *link = made;
+            link = &copy->next;
+        }
+    }
+    to->root->buckets = offset;
+    to->root->bucket_count = count;
+    to->root->keys = from->root->keys;
+}
+
+uint64_t ign_map_copied(const ign_ctl *from, uint64_t offset)
+{
+    return ((const ign_record_of *)ign_ctl_at(from, offset))->hash;
 }

@@ -43,6 +43,9 @@ void ign_seq_remove(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor);
 /* In the place of the item at the cursor (or, with `drop` false, beside it) stand these, which are in order and fit there. */
 void ign_seq_splice(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, bool drop, const ign_item *items, uint64_t count);
 void ign_seq_free(ign_ctl *ctl, ign_seq *seq);
+/* Its living items in another state, which nobody else sees: one behind the other, without what the dead left. `change` sees each. */
+typedef void ign_seq_change(ign_ctl *to, ign_ctl *from, ign_item *item);
+void ign_seq_copy(ign_ctl *to, ign_seq *made, ign_ctl *from, ign_seq *seq, ign_seq_change *change);
 
 typedef enum ign_key_kind {
     IGN_KEY_MAGAZINE = 1, /* fixed */
@@ -71,5 +74,8 @@ uint64_t ign_map_set(ign_ctl *ctl, uint8_t kind, const void *key, uint32_t key_b
 void ign_map_remove(ign_ctl *ctl, uint64_t offset);
 /* The record behind `offset` of that kind in the map's own order, 0 = the first; 0 at the end. */
 uint64_t ign_map_next(ign_ctl *ctl, uint8_t kind, uint64_t offset);
+/* All records in another state, in their order. Of the map that was copied nothing is left but where each record is now. */
+void ign_map_copy(ign_ctl *to, ign_ctl *from);
+uint64_t ign_map_copied(const ign_ctl *from, uint64_t offset);
 
 #endif

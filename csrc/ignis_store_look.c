@@ -294,11 +294,12 @@ int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
         .durable = ign_ctl_durable(g->ctl.head), .living_bytes = root->living_bytes,
         .living_records = root->living_records, .damaged_bytes = root->damaged_bytes, .salvaged_records = root->salvaged_records,
         .damaged_records = root->damaged_records, .segments = root->segment_count,
-        .state_bytes = root->used,
+        .state_bytes = root->used, .arena_bytes = atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed),
     };
     const ign_state_segment *all = ign_ctl_at(&g->ctl, root->segments);
     for (uint64_t i = 0; i < root->segment_count; i++) {
         figures->log_bytes += all[i].info.size;
+        figures->batches += all[i].extents;
         if (all[i].living == 0 && i + 1 < root->segment_count)
             figures->dead_bytes += all[i].info.size;
     }

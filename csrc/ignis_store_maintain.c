@@ -7,7 +7,12 @@
 
 #include <string.h>
 
-enum { SPARE = 65536, STOPPED_TIMES = 30 }; /* `stopped_after_ns`: a checkpoint of a large state takes its time */
+enum {
+    STOPPED_TIMES = 30, /* `stopped_after_ns`: a checkpoint of a large state takes its time */
+    HOLLOW_PART = 4,
+    HOLLOW_TIMES = 16, /* `repack_bytes` */
+    SLACK = 16 << 20,
+};
 
 static const uint64_t look_ns = 5000000; /* so often who waits for it looks round */
 
@@ -154,16 +159,18 @@ static int push_on(ign_store *store, ign_generation *g, ign_store_figures *figur
     return rc != IGN_OK ? rc : ign_store_figures_of(store, figures);
 }
 
-/* The newest checkpoint is far behind, or there are segments that wait for one. */
+/* The newest checkpoint is far behind, or there are segments that wait for one. They wait for two, which are at different places: where nobody
+ * writes, maintenance goes on by itself. Two segments may wait, and more where a checkpoint is larger than that. */
 static int checkpoint(ign_store *store, ign_generation *g, ign_store_figures *figures)
 {
     ign_chain chain;
     int rc = ign_chain_read(store, &chain);
     uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
     ign_chain_free(&chain);
-    uint64_t due = store->options.checkpoint_bytes, many = 4 * figures->next_segment_bytes;
+    uint64_t due = store->options.checkpoint_bytes, many = 2 * figures->next_segment_bytes;
+    many = many > figures->state_bytes ? many : figures->state_bytes;
     bool waits = figures->dead_bytes >= (is_short(g) ? 1 : many < due ? many : due);
-    if (rc == IGN_OK && waits && is_short(g))
+    if (rc == IGN_OK && waits && (is_short(g) || figures->durable <= from))
         rc = push_on(store, g, figures, from);
     if (rc != IGN_OK)
         return rc;
@@ -254,6 +261,23 @@ static int lay_all(ign_store *store, ign_generation *g, const ign_store_figures 
     return rc;
 }
 
+/* A state that holds little of what it once did, as the newest checkpoint shows, gives its room back: the next generation begins from that one.
+ * It needs half as much again as the checkpoint has, and what each message takes that is moved alone. */
+static bool is_hollow(const ign_store *store, const ign_generation *g, const ign_store_figures *figures)
+{
+    uint64_t records = figures->living_records * IGN_RECORD_TAKES;
+    uint64_t has = figures->arena_bytes, needs = store->image_bytes + store->image_bytes / 2 + (records < IGN_RECORDS_TAKE ? records : IGN_RECORDS_TAKE);
+    bool always = store->options.repack_bytes == 1;
+    return store->image_generation == g->number && has > HOLLOW_TIMES * store->options.repack_bytes && has / (always ? 1 : HOLLOW_PART) > needs;
+}
+
+static int shrink(ign_store *store, ign_generation *g)
+{
+    uint64_t cut;
+    ign_store_seal(store, g);
+    return ign_store_follow(store, g, &cut);
+}
+
 static int maintain(ign_store *store, ign_generation *g)
 {
     ign_store_figures figures;
@@ -261,8 +285,13 @@ static int maintain(ign_store *store, ign_generation *g)
     if (rc != IGN_OK)
         return rc;
     int did = checkpoint(store, g, &figures);
+    if (did == IGN_OK && !is_short(g) && is_hollow(store, g, &figures))
+        return shrink(store, g);
     if (did < 0)
         return did;
+    uint64_t spare = ign_store_spare_bytes(g, figures.log_bytes);
+    if (!is_short(g) && atomic_load_explicit(&g->ctl.head->spare_bytes, memory_order_seq_cst) > 2 * spare + SLACK)
+        trim_spare(store, g, spare);
     /* A sixteenth of the segment is written: before loads need another. */
     if (!ign_store_sealed(g) && (is_short(g) || figures.written >= figures.segment_bytes / 16)) {
         rc = lay_all(store, g, &figures);

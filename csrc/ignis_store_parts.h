@@ -58,6 +58,8 @@ struct ign_store {
     _Atomic uint64_t quiet_end; /* where the log ended when it was last maintained */
     _Atomic uint64_t unread;  /* how often a part of a batch could not be read */
     uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
+    uint64_t image_generation, image_bytes; /* of the newest checkpoint, if this store made it: how large the state is in it; for who maintains */
+    uint64_t unpacked, unemptied;           /* so many batches there were, and so large the log was, when less did not become of them; for who maintains */
     uint64_t vain_generation, vain_end;     /* where the log ended behind a compaction that gave nothing back; for who maintains */
     struct { uint64_t generation, number, living; } left[IGN_STORE_LEFT]; /* segments that could not be emptied; for who maintains */
     unsigned left_next;
@@ -181,6 +183,8 @@ int ign_store_probe(ign_store *store, ign_generation *generation, uint64_t bytes
 int ign_store_lay_reserve(ign_store *store, ign_generation *generation, uint64_t bytes);
 int ign_store_lay_ahead(ign_store *store, ign_generation *generation, uint64_t bytes, uint64_t reserve_bytes);
 /* Room that is kept for checkpoints, and given to them when they find none. */
+/* Of that, what goes with the log. */
+uint64_t ign_store_spare_of_log(uint64_t log_bytes);
 uint64_t ign_store_spare_bytes(const ign_generation *generation, uint64_t log_bytes);
 int ign_store_keep_spare(ign_store *store, ign_generation *generation, uint64_t bytes);
 
@@ -317,12 +321,27 @@ void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from
  * false then. */
 bool ign_store_await_maintenance(ign_store *store, ign_generation *generation);
 
-/* Of the state, what a move may take while it is applied: compaction makes them small enough. */
-enum { IGN_MOVE_TAKES = 64 << 10, IGN_SHORT_MOVE_BYTES = 64 << 10 /* of the log, when room is short */ };
+/* Of the state: what a move may take while it is applied, since compaction makes them small enough; and what is left for each message, should all be
+ * moved one by one. */
+enum { IGN_MOVE_TAKES = 64 << 10, IGN_RECORD_TAKES = 16, IGN_RECORDS_TAKE = 48 << 20 /* at most */ };
+enum { IGN_SHORT_MOVE_BYTES = 64 << 10 /* of the log, when room is short */ };
 
-/* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may, or the disk has no more room.
- * IGN_OK | IGN_EMPTY. */
-typedef enum ign_need { IGN_NEED_NONE, IGN_NEED_SOME, IGN_NEED_MUCH } ign_need;
+typedef enum ign_need { IGN_NEED_NONE, IGN_NEED_SOME, IGN_NEED_MUCH } ign_need; /* of room */
+
+/* ignis_store_choose.c: what takes more than it may. */
+typedef enum ign_work { IGN_WORK_NONE, IGN_WORK_PACK, IGN_WORK_EMPTY } ign_work;
+bool ign_store_may_choose(const ign_store *store, const ign_store_figures *figures); /* else there is nothing to do, unless room is short */
+/* Under the lock: one of those that nobody writes to; its entries end at *limit. The second when room is short. */
+ign_work ign_store_choose(const ign_store *store, ign_generation *g, const ign_store_figures *figures, ign_segment_info *info, uint64_t *limit);
+ign_work ign_store_choose_short(const ign_store *store, ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit);
+typedef struct ign_compacted {
+    uint64_t moved, made; /* batches, and into how many */
+    uint64_t written;     /* bytes of log */
+} ign_compacted;
+/* What became of a segment: what was in vain is not chosen again. */
+void ign_store_note_compacted(ign_store *store, const ign_store_figures *figures, const ign_segment_info *info, ign_work work, const ign_compacted *done);
+
+/* ignis_store_compact.c: moves what lives out of one segment, when there is one to be emptied. IGN_OK | IGN_EMPTY. */
 int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_need need);
 
 #endif

@@ -104,6 +104,10 @@ void ign_state_add_segment(ign_ctl *ctl, const ign_segment_info *segment);
 ign_state_segment *ign_state_find_segment(ign_ctl *ctl, uint64_t position); /* NULL: none */
 ign_state_segment *ign_state_last_segment(ign_ctl *ctl);
 
+/* ignis_store_repack.c: all that `from` says, in the empty state `to`. Nobody else sees either, and `from` is good for nothing behind it. IGN_OK |
+ * IGN_E_NO_ROOM. */
+int ign_state_repack(ign_ctl *to, ign_ctl *from);
+
 /* ignis_store_extents.c: pieces of ign_state_apply. */
 int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes);
 int ign_state_apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes);

@@ -118,6 +118,8 @@ cdef extern from "ignis_store.h" nogil:
         uint64_t segments
         uint64_t log_bytes
         uint64_t state_bytes
+        uint64_t arena_bytes
+        uint64_t batches
         uint64_t dead_bytes
 
     int ign_store_io_open(const char *directory, ign_store_io **io)

@@ -352,6 +352,8 @@ cdef class Log:
             "segments": f.segments,
             "log_bytes": f.log_bytes,
             "state_bytes": f.state_bytes,
+            "arena_bytes": f.arena_bytes,
+            "batches": f.batches,
             "dead_bytes": f.dead_bytes,
         }
 
