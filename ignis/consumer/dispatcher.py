@@ -28,6 +28,9 @@ _Unit = tuple[Sequence[tuple[int, Sequence[int]]], Sequence[bytes], int]
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
 
+_QUICK_S = 0.000_004
+"""A call that takes less did not let go of the interpreter: another thread would have to wait for it, and be no sooner."""
+
 
 class Dispatcher:
     """Says how much one consumer may claim, and gives what was claimed to its workers.
@@ -109,14 +112,23 @@ class Dispatcher:
         chunk = min(chunk, settings.max_chunk)
         return chunk, 2 * chunk
 
+    @property
+    def _quick(self) -> bool:
+        """Whether messages of worker threads are handled where they are claimed."""
+        return self._spec.batch_size is None and 0 < self.handle_s < _QUICK_S
+
     def wanted(self) -> int:
         """How many messages to claim now; 0 while the workers have enough."""
         # What is handled and not yet retired would be handled again if this process died now: bounded as well.
         room = self._settings.max_unacked - self._acker.unacked
         if room <= 0 or self._in_hand.nbytes >= self._settings.max_in_flight_bytes or self.returned:
             return 0
-        workers = [worker for worker in self._pool().workers if not worker.held_up]
         _, window = self._window()
+        leader = self.leader
+        if leader is not None and self._quick:
+            # Its own window, and no other's: who leads next claims for himself.
+            return min(window - leader.outstanding, room) if leader.outstanding <= window // 2 else 0
+        workers = [worker for worker in self._pool().workers if not worker.held_up]
         free = sum(max(0, window - worker.outstanding) for worker in workers)
         # Claims are cheap per batch, not per message: wait until a worker is at half its window. But of one that has nothing
         # waiting each that ends is replaced at once.
@@ -130,7 +142,7 @@ class Dispatcher:
         self._counts.fetched += total
         size, _ = self._window()
         idle = sum(worker.outstanding == 0 for worker in self._pool().workers)
-        if idle > 1 and self._spec.batch_size is None:
+        if idle > 1 and self._spec.batch_size is None and not (self._quick and self.leader is not None):
             # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
             least = int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
             size = max(1, min(size, max(-(-total // idle), least)))
@@ -275,8 +287,11 @@ class Dispatcher:
                 self.returned.popleft()
 
     def _load(self, worker: Worker) -> tuple[int, bool]:
-        """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken."""
-        return worker.outstanding, worker is not self.leader
+        """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken. Where messages are
+        quick all is for that one."""
+        if worker is not self.leader:
+            return worker.outstanding, True
+        return (-1 if self._quick else worker.outstanding), False
 
 
 def _end_mixed(mixed: Mixed, units: list[_Unit]) -> None:

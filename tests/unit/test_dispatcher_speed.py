@@ -1,9 +1,13 @@
-"""How fast a handler is, as the dispatcher learns it."""
+"""How fast a handler is, as the dispatcher learns it, and who gets what by that."""
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
+from ignis.config import ConsumerSettings
 from ignis.consumer.dispatcher import Dispatcher
 
 
@@ -27,3 +31,46 @@ def test_single_messages_are_trusted_slowly() -> None:
 
 def test_what_is_slow_counts_at_once() -> None:
     assert learned((1_000, 0.001), (1, 0.1)) > 0.04
+
+
+class Taker:
+    """A worker that takes what it is offered, and does nothing with it."""
+
+    held_up = False
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+
+    def submit(self, chunk: object, start: int, stop: int) -> bool:
+        self.outstanding += stop - start
+        return True
+
+
+def claimed(each_s: float, *, leads: bool = True, batch_size: int | None = None) -> tuple[int, list[int]]:
+    """How many messages are wanted, and how many of them each of four workers gets in chunks of 1,024, the leader first."""
+    workers = [Taker() for _ in range(4)]
+    dispatcher = Dispatcher.__new__(Dispatcher)
+    dispatcher.handle_s = each_s
+    dispatcher.workers = len(workers)
+    dispatcher.returned = deque()
+    dispatcher.leader = workers[0] if leads else None  # type: ignore[assignment]
+    dispatcher._spec = SimpleNamespace(batch_size=batch_size, pool="thread")  # type: ignore[assignment]
+    dispatcher._settings = ConsumerSettings(chunk_target_s=10, max_chunk=1_024)
+    dispatcher._acker = SimpleNamespace(unacked=0)  # type: ignore[assignment]
+    dispatcher._in_hand = SimpleNamespace(nbytes=0)  # type: ignore[assignment]
+    dispatcher._pool = lambda: SimpleNamespace(workers=workers)  # type: ignore[assignment, return-value]
+    wanted = dispatcher.wanted()
+    for start in range(0, wanted, 1_024):
+        assert dispatcher._offer(None, start, start + 1_024)  # type: ignore[arg-type]
+    return wanted, [worker.outstanding for worker in workers]
+
+
+def test_quick_messages_are_handled_where_they_are_claimed() -> None:
+    assert claimed(1e-6) == (2_048, [2_048, 0, 0, 0])
+
+
+def test_others_are_shared_out() -> None:
+    assert claimed(10e-6) == (8_192, [2_048, 2_048, 2_048, 2_048])
+    assert claimed(1e-6, leads=False) == (8_192, [2_048, 2_048, 2_048, 2_048])  # worker processes
+    assert claimed(1e-6, batch_size=10)[1] == [2_048, 2_048, 2_048, 2_048]
+    assert claimed(0.0)[0] == 4  # not measured yet
