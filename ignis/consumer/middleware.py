@@ -5,7 +5,9 @@ A layer is ``layer(ctx, call_next)``, a function or a coroutine function. A coro
 get a coroutine for an answer and the handler would never run, so that is refused.
 
 A layer that returns ``None`` and never called the next one has forgotten it: that fails the message, with HandlerNotCalledError,
-for nobody has handled it. A layer that means to answer in the handler's place returns ``True`` or ``False``.
+for nobody has handled it. One that returns ``None`` and has called it has forgotten ``return``: the answer of its last call
+counts, for a failure must not pass as done. A layer that means to answer in the handler's place returns ``True``
+or ``False``.
 """
 
 from __future__ import annotations
@@ -72,35 +74,41 @@ def wrapped(innermost: Call, layers: Sequence[Any], is_async: bool) -> Call:
 
 def _wrap(layer: Callable[[Any, Call], Any], inner: Call) -> Call:
     def call(context: Any) -> Any:
-        called = False
+        called, given = False, None
 
         def call_next(context: Any) -> Any:
-            nonlocal called
-            called = True
-            return inner(context)
+            nonlocal called, given
+            called, given = True, None
+            given = inner(context)
+            return given
 
         answer = layer(context, call_next)
-        if answer is None and not called:
+        if answer is not None:
+            return answer
+        if not called:
             raise HandlerNotCalledError(_name(layer), awaited=False)
-        return answer
+        return given
 
     return call
 
 
 def _wrap_awaited(layer: Callable[[Any, Call], Awaitable[Any]], inner: Call) -> Call:
     async def call(context: Any) -> Any:
-        called = False
+        called, given = False, None
 
         async def call_next(context: Any) -> Any:
             # Not before it is awaited: a coroutine that is only made runs nothing.
-            nonlocal called
-            called = True
-            return await inner(context)
+            nonlocal called, given
+            called, given = True, None
+            given = await inner(context)
+            return given
 
         answer = await layer(context, call_next)
-        if answer is None and not called:
+        if answer is not None:
+            return answer
+        if not called:
             raise HandlerNotCalledError(_name(layer), awaited=True)
-        return answer
+        return given
 
     return call
 

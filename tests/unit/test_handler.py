@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import inspect
 import os
@@ -345,6 +346,50 @@ def test_middleware_that_forgets_the_handler_fails_the_message() -> None:
     assert called == []
     assert run(plain, middleware=[without_answer]) is None
     assert len(called) == 1
+
+
+def test_middleware_that_forgets_to_return_gives_the_handlers_answer() -> None:
+    """Else each failure that is told by an answer would pass as done. Of several calls the last counts."""
+
+    def forgets(ctx: Context, call_next: Any) -> None:
+        call_next(ctx)
+
+    async def forgets_too(ctx: Context, call_next: Any) -> None:
+        await call_next(ctx)
+
+    def passes(ctx: Context, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    def twice(ctx: Context, call_next: Any) -> None:
+        call_next(ctx)
+        call_next(ctx)
+
+    def catches(ctx: Context, call_next: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            call_next(ctx)
+
+    def says_done(ctx: Context, call_next: Any) -> bool:
+        call_next(ctx)
+        return True
+
+    def refuses(message: Any) -> bool:
+        return False
+
+    async def refuses_too(message: Any) -> bool:
+        return False
+
+    asked = Failure("exception", "RetryLater: in 1 s")
+    for layers in ([forgets], [forgets_too], [passes, forgets], [forgets_too, forgets], [forgets, forgets], [twice]):
+        assert run(refuses, middleware=layers) == Failure("rejected", ""), layers
+        assert run(lambda message: ignis.RetryLater(1), middleware=layers) == asked, layers
+        batch = run_batch(lambda messages: [None, False, ignis.RetryLater(1)], [record()] * 3, middleware=layers)
+        assert batch == [None, Failure("rejected", ""), asked], layers
+    assert run(refuses_too, middleware=[forgets_too]) == Failure("rejected", "")
+    assert run(refuses, middleware=[says_done]) is None
+    assert run(raises(RuntimeError("no")), middleware=[catches]) is None
+
+    answers = iter([False, True])
+    assert run(lambda message: next(answers), middleware=[twice]) is None
 
 
 # -- batches
