@@ -181,14 +181,16 @@ def failed_record(
     took_ms: int | None = None,
     tried: int | None = None,
     given_up: bool = False,
+    counts: bool = True,
     at_ms: int | None = None,
 ) -> bytes:
     """The record with its failure in the envelope: failures + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
     calls that it is made of behind those of earlier failures, see `ignis.history`.
 
     Without ``attempts`` the failure counts as one, by this ``worker``, of this duration. ``tried``: how many attempts there were
-    by a retry policy, this one included; ``given_up``: that policy lets none follow. ``at_ms``: when it failed, where that is
-    not now by the wall clock.
+    by a retry policy, this one included; ``given_up``: that policy lets none follow. ``counts``: false where the last call only
+    asked for another time: it is no failure then, and not in the history. ``at_ms``: when it failed, where that is not now by the
+    wall clock.
 
     Id, key, body and enqueue time stay. Where the growing part of the envelope cannot be read the reason is ``unreadable``,
     the error says both, and the bytes that were there stay in it under ``unread``. A record that cannot be read at all is
@@ -204,6 +206,8 @@ def failed_record(
                 time.time_ns() // 1_000_000 if at_ms is None else at_ms, reason, error, worker=worker, took_ms=took_ms
             ),
         )
+    if not counts:
+        attempts = attempts[:-1]
     try:
         stored = decode_meta(record.meta)
         if tried is not None:
@@ -215,7 +219,9 @@ def failed_record(
         why = f"{exc} (then {reason}: {error})"
         meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler, attempts, at_ms)
     return record.replace(
-        attempts=min(record.attempts + 1, _COUNTER_MAX), crashes=min(record.crashes + crashed, _COUNTER_MAX), meta=meta
+        attempts=min(record.attempts + counts, _COUNTER_MAX),
+        crashes=min(record.crashes + crashed, _COUNTER_MAX),
+        meta=meta,
     )
 
 
@@ -227,7 +233,8 @@ def _encode_failure(
     meta["failed_at_ms"] = time.time_ns() // 1_000_000 if at_ms is None else at_ms
     if handler:
         meta["handler"] = as_utf8(handler)
-    meta["history"] = extended(meta.get("history"), attempts)
+    if attempts:
+        meta["history"] = extended(meta.get("history"), attempts)
     return _meta_encoder.encode(meta)
 
 

@@ -38,6 +38,7 @@ class Backoff(NamedTuple):
         attempts: calls of the handler in all.
         base_s, factor, max_s, jitter: as in `Retry`.
         after_s, at_s: asked for by the handler, and instead of these: seconds, or a time in seconds since 1970.
+        counts: whether the call that asked for it is an attempt.
     """
 
     attempts: int
@@ -47,6 +48,7 @@ class Backoff(NamedTuple):
     jitter: bool = False
     after_s: float | None = None
     at_s: float | None = None
+    counts: bool = True
 
     @property
     def asked(self) -> bool:
@@ -140,41 +142,50 @@ class Retry:
 
 
 class RetryLater(Exception):
-    """Raised or returned by a handler: the message comes back then, and the attempt counts. In the list that a batch handler
-    returns it is for the one message that stands there.
+    """Raised or returned by a handler: the message comes back then. In the list that a batch handler returns it is for the one
+    message that stands there.
 
     Args:
         delay: so long from now: seconds, text such as ``"30s"``, or a timedelta.
         why: for the message's history.
         at: ... or at that time, which needs a time zone.
+        counts: whether this call is an attempt. One that is not uses up nothing: for a handler that had no room for the message,
+            and did not try.
 
     After the ``attempts`` of the handler's policy the message goes to the sideline; after 8 where it has none, or a mapping that
-    has none for `Exception`. Raises ConfigError for a wrong time, or none.
+    has none for `Exception`. With ``counts=False`` it comes back as often as the handler asks, until its deadline or its time
+    to live ends. Raises ConfigError for a wrong time, or none.
     """
 
-    def __init__(self, delay: Duration | None = None, why: str = "", *, at: datetime | None = None) -> None:
+    def __init__(
+        self, delay: Duration | None = None, why: str = "", *, at: datetime | None = None, counts: bool = True
+    ) -> None:
         if delay is None and at is None:
             raise ConfigError('RetryLater needs a time: RetryLater("30s"), or RetryLater(at=...) with a datetime')
         if delay is not None and at is not None:
             raise ConfigError("RetryLater takes delay or at, not both")
+        if not isinstance(counts, bool):
+            raise ConfigError(f"RetryLater: counts = {shown(counts)} is not True or False")
         self.delay_s = None if delay is None else check_delay_s(delay)
         self.at = at
         self.why = str(why)
+        self.counts = counts
         if at is not None:
             until_s(at, time.time())
         when = f"in {self.delay_s:g} s" if at is None else f"at {at.isoformat()}"
         super().__init__(f"{when}: {self.why}" if self.why else when)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _asked_again, (self.delay_s, self.why, self.at)
+        return _asked_again, (self.delay_s, self.why, self.at, self.counts)
 
     def within(self, backoff: Backoff) -> Backoff:
         """What follows, by a policy's number of attempts."""
-        return backoff._replace(after_s=self.delay_s, at_s=None if self.at is None else self.at.timestamp())
+        at_s = None if self.at is None else self.at.timestamp()
+        return backoff._replace(after_s=self.delay_s, at_s=at_s, counts=self.counts)
 
 
-def _asked_again(delay_s: float | None, why: str, at: datetime | None) -> RetryLater:
-    return RetryLater(delay_s, why, at=at)
+def _asked_again(delay_s: float | None, why: str, at: datetime | None, counts: bool) -> RetryLater:
+    return RetryLater(delay_s, why, at=at, counts=counts)
 
 
 @dataclass(frozen=True)

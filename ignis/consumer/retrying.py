@@ -38,11 +38,13 @@ class Decision(NamedTuple):
         due_ms: when it is tried again, by the store's clock; None = it goes to the sideline.
         tried: how many attempts there were; None = no policy counts them.
         given_up: whether a policy lets none follow.
+        counts: whether the last call was an attempt; one that only asked for another time may not be.
     """
 
     due_ms: int | None = None
     tried: int | None = None
     given_up: bool = False
+    counts: bool = True
 
 
 _ASIDE = Decision()
@@ -97,10 +99,10 @@ class Retrying:
             before = None
         if before is None:  # what cannot be counted would be tried for ever
             return _ASIDE
-        made = before + len(attempts_of(failure))
-        if made >= again.attempts:
+        made = before + len(attempts_of(failure)) - (not again.counts)
+        if again.counts and made >= again.attempts:
             return Decision(None, made, given_up=True)
-        return Decision(_due_ms(again, made, now), made)
+        return Decision(_due_ms(again, made, now), made, counts=again.counts)
 
 
 def _due_ms(again: Backoff, attempt: int, now: Moment) -> int:

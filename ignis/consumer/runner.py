@@ -343,7 +343,7 @@ class Runner:
         if again is None:
             follows = call < self._attempts
         else:
-            follows = (tried(record) or 0) + call < again.attempts
+            follows = not again.counts or (tried(record) or 0) + call < again.attempts
         if not (follows and isinstance(exc, RetryLater)):  # what was asked for is no trouble, and in the history
             self._log.raised(exc, _which(record, count), again=follows)
         failure = failure_of(exc)

@@ -27,6 +27,7 @@ def failed_item(handler: str, chunk: Chunk, index: int, failure: Failure, decisi
     record = failed_record(
         chunk.records[index], failure.reason, failure.error, handler=handler, crashed=failure.reason == REASON_CRASH,
         attempts=attempts_of(failure), tried=decision.tried, given_up=decision.given_up,
+        counts=decision.counts,
         at_ms=int(clock() * 1000) if clock.by_hand else None,
     )  # fmt: skip
     return Transfer(shard, pointer, record, shard)

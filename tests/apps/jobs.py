@@ -109,6 +109,8 @@ def act_again(job: dict[str, Any], ctx: ignis.Context) -> Any:
     note(f"try {job['n']} {ctx.attempt}")
     if ctx.attempt == job.get("dies"):
         _die()
+    if job.get("defers") and ctx.last_error is None:
+        return ignis.RetryLater(0, "no room", counts=False)
     if ctx.attempt == job.get("asks"):
         return ignis.RetryLater(0, "not yet")
     if ctx.attempt < job["good"]:

@@ -55,10 +55,12 @@ class Waiting:
     serial: int
     id: str
     good_at: int
-    asks: bool
+    how: str
+    """``fails``, ``asks`` for its time, or ``defers``: asks once, before its first attempt, and that does not count."""
     due_s: float = 0
     at_once: bool = False
     tried: int = 0
+    deferred: bool = False
     expires_s: float = float("inf")
     expires_wall_s: float = float("inf")
 
@@ -105,10 +107,12 @@ class DueMachine(RuleBasedStateMachine):
             self.plant(self.app.store.magazines, self.hand)
 
     def handle(self, job: str, ctx: ignis.Context) -> None:
-        serial, good_at, asks = job.split(":")
+        serial, good_at, how = job.split(":")
         self.handled.append(int(serial))
+        if how == "defers" and ctx.last_error is None:
+            raise RetryLater(ASKED_S, counts=False)
         if ctx.attempt < int(good_at):
-            raise RetryLater(ASKED_S) if asks == "asks" else RuntimeError(f"{serial} at {ctx.attempt}")
+            raise RetryLater(ASKED_S) if how == "asks" else RuntimeError(f"{serial} at {ctx.attempt}")
 
     def teardown(self) -> None:
         try:
@@ -135,31 +139,31 @@ class DueMachine(RuleBasedStateMachine):
     @rule(
         due=st.none() | st.tuples(st.sampled_from(["delay", "at"]), st.sampled_from((0, *SECONDS))),
         good_at=st.sampled_from([1, 1, 2, 3, ATTEMPTS + 1]),
-        asks=st.booleans(),
+        how=st.sampled_from(["fails", "asks", "defers"]),
         ends_s=st.none() | st.sampled_from(DEADLINES_S),
         count=st.integers(1, 3),
     )
-    def publish(self, due: tuple[str, int] | None, good_at: int, asks: bool, ends_s: float | None, count: int) -> None:
+    def publish(self, due: tuple[str, int] | None, good_at: int, how: str, ends_s: float | None, count: int) -> None:
         given: dict[str, Any] = {}
         due_s = 0.0
         if ends_s is not None and self.kind.name == "aerospike":
             ends_s += SERVERS_S
         if due is not None:
-            how, wait_s = due
+            option, wait_s = due
             due_s = self.hand.passed_s + wait_s
-            given[how] = wait_s if how == "delay" else wall_time(wait_s)
+            given[option] = wait_s if option == "delay" else wall_time(wait_s)
         if ends_s is not None:
             given["expires_in"] = ends_s
             # What the store lets go of is not in the sideline for ever: it goes there or it has an end, not both.
             good_at = 1 if self.on_expiry == "drop" else good_at
         made = [
             Waiting(
-                len(self.known) + n, "", good_at, asks, due_s, due is not None and due[1] == 0,
+                len(self.known) + n, "", good_at, how, due_s, due is not None and due[1] == 0,
                 expires_s=self.end_s(ends_s), expires_wall_s=self.wall_end_s(ends_s),
             )
             for n in range(count)
         ]  # fmt: skip
-        bodies = [f"{one.serial}:{one.good_at}:{'asks' if asks else 'fails'}" for one in made]
+        bodies = [f"{one.serial}:{one.good_at}:{how}" for one in made]
         if count == 1:
             ids = [self.queue.publish(bodies[0], **given).id]
         else:
@@ -217,6 +221,11 @@ class DueMachine(RuleBasedStateMachine):
                     self.aside[one.serial] = one, "expired"
                 continue
             calls.append(one.serial)
+            if one.how == "defers" and not one.deferred:
+                expected["retried"] += 1
+                one.deferred, one.at_once, one.due_s = True, False, self.hand.passed_s + ASKED_S
+                self.later[one.serial] = one
+                continue
             one.tried += 1
             if one.tried >= one.good_at:
                 expected["done"] += 1
@@ -226,7 +235,7 @@ class DueMachine(RuleBasedStateMachine):
             else:
                 expected["retried"] += 1
                 one.at_once = False
-                one.due_s = self.hand.passed_s + (ASKED_S if one.asks else BASE_S * FACTOR ** (one.tried - 1))
+                one.due_s = self.hand.passed_s + (ASKED_S if one.how == "asks" else BASE_S * FACTOR ** (one.tried - 1))
                 self.later[one.serial] = one
         self.handled.clear()
         found = drain(self.queue, raises=False)

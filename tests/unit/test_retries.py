@@ -199,13 +199,18 @@ def test_later_at_a_time() -> None:
     asked = RetryLater(at=FAR)
     assert str(asked) == "at 2100-01-01T00:00:00+00:00"
     assert asked.within(ANY_HANDLER).at_s == FAR.timestamp()
+    assert asked.within(ANY_HANDLER).counts
+    assert not RetryLater(1, counts=False).within(ANY_HANDLER).counts
     assert RetryLater(at=datetime(2001, 1, 1, tzinfo=timezone.utc)).delay_s is None
 
 
-@pytest.mark.parametrize("asked", [RetryLater("30s"), RetryLater(1, "why"), RetryLater(at=FAR, why="late")])
+@pytest.mark.parametrize(
+    "asked", [RetryLater("30s"), RetryLater(1, "why"), RetryLater(at=FAR, why="late", counts=False)]
+)
 def test_later_is_copied_and_sent(asked: RetryLater) -> None:
     for again in (copy.copy(asked), pickle.loads(pickle.dumps(asked))):
         assert (type(again), str(again), again.delay_s, again.at) == (RetryLater, str(asked), asked.delay_s, asked.at)
+        assert (again.why, again.counts) == (asked.why, asked.counts)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +223,7 @@ def test_later_is_copied_and_sent(asked: RetryLater) -> None:
         (("soon",), {}, "not a duration"),
         ((), {"at": datetime(2100, 1, 1)}, "time zone"),  # noqa: DTZ001 # that is the test
         ((), {"at": 12}, "not a datetime"),
+        ((1,), {"counts": "no"}, "counts = 'no' is not True or False"),
         ((), {"at": datetime(9000, 1, 1, tzinfo=timezone.utc)}, "100 years"),
     ],
 )

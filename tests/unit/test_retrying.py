@@ -15,7 +15,7 @@ import pytest
 import ignis
 from ignis import Failure, Retry, RetryLater
 from ignis.consumer.outcome import Failed
-from ignis.consumer.retrying import Moment, Retrying
+from ignis.consumer.retrying import Decision, Moment, Retrying
 from ignis.errors import DelayNotSupportedError, StoreFullError
 from ignis.message import failed_record
 from ignis.native import encode_record
@@ -294,6 +294,92 @@ def test_returned_requests_are_used_up_as_raised_ones_are() -> None:
         assert (message.failures, message.given_up, message.reason) == (3, True, "exception")
 
 
+@pytest.mark.parametrize("options", [{}, {"retry": AT_ONCE}, {"timeout_s": WAIT_S}, {"ignore": Exception}], ids=str)
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_request_that_does_not_count_uses_up_nothing(
+    app: ignis.Ignis, caplog: pytest.LogCaptureFixture, raised: bool, coroutine: bool, options: dict[str, Any]
+) -> None:
+    """A handler that waits for its share of a rate would lose its message to the sideline after eight."""
+    queue = app.queue("jobs", str, **ANY)
+    seen: list[tuple[int, int, str | None]] = []
+
+    def handle(job: str, ctx: ignis.Context) -> Any:
+        seen.append((ctx.attempt, ctx.message.failures, ctx.last_error))
+        if len(seen) > 20:
+            return None
+        asked = RetryLater(0, "no budget", counts=False)
+        if raised:
+            raise asked
+        return asked
+
+    async def awaited(job: str, ctx: ignis.Context) -> Any:
+        await asyncio.sleep(0)
+        return handle(job, ctx)
+
+    queue.handler(**options)(awaited if coroutine else handle)
+    queue.publish("a")
+    app.start()
+    eventually(lambda: consumed(queue, "handled") == 1)
+    assert seen == [(1, 0, None), *[(1, 0, "RetryLater: in 0 s: no budget")] * 20]
+    assert (consumed(queue, "retried"), sidelined(queue)) == (20, [])
+    assert not [one for one in caplog.records if one.name == "ignis.consumer.handler"]
+
+
+def test_among_attempts_a_request_that_does_not_count_stands_beside_them(app: ignis.Ignis) -> None:
+    """The failures are counted on, and their history is what it was."""
+    queue = app.queue("jobs", str, **ANY)
+    calls: list[int] = []
+
+    def handle(job: str, ctx: ignis.Context) -> None:
+        calls.append(ctx.attempt)
+        if len(calls) % 3:
+            raise RetryLater(0, counts=False)
+        raise ValueError(f"attempt {ctx.attempt}")
+
+    queue.handler(retry=AT_ONCE)(handle)
+    queue.publish("a", headers={"of": "mine"})
+    assert drain(queue, raises=False) == Drained(retried=8, sidelined=1)
+    assert calls == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    (message,) = sidelined(queue)
+    assert (message.failures, message.given_up, message.headers) == (3, True, {"of": "mine"})
+    assert [one.error for one in message.history] == [f"ValueError: attempt {n}" for n in (1, 2, 3)]
+
+
+def test_calls_before_a_request_that_does_not_count_do(app: ignis.Ignis) -> None:
+    """Of ``attempts``, in one delivery."""
+    queue = app.queue("jobs", str, **ANY)
+    seen: list[tuple[int, list[str]]] = []
+
+    def handle(job: str, ctx: ignis.Context) -> None:
+        seen.append((ctx.attempt, [one.error for one in ctx.message.history]))
+        if len(seen) == 1:
+            raise ValueError("call 1")
+        if len(seen) == 2:
+            raise RetryLater(0, counts=False)
+
+    queue.handler(attempts=2)(handle)
+    queue.publish("a")
+    assert drain(queue) == Drained(retried=1, done=1)
+    assert seen == [(1, []), (2, []), (2, ["ValueError: call 1"])]
+
+
+def test_of_a_batch_each_message_says_whether_it_counts(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, **ANY)
+    seen: list[list[tuple[str, int]]] = []
+
+    def handle(jobs: list[str], ctx: ignis.Context) -> Any:
+        seen.append([(job, message.attempt) for job, message in zip(jobs, ctx.messages, strict=True)])
+        if len(seen) > 1:
+            return None
+        return [RetryLater(0, counts=job == "b") for job in jobs]
+
+    queue.handler(batch_size=2)(handle)
+    queue.publish_many(["a", "b"], key=lambda job: "k")
+    assert drain(queue) == Drained(retried=2, done=2)
+    assert seen == [[("a", 1), ("b", 1)], [("a", 1), ("b", 2)]]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("coroutine", [False, True])
 def test_messages_of_a_batch_ask_for_their_own_time(coroutine: bool, whole: bool) -> None:
@@ -551,12 +637,14 @@ def test_nothing_is_decided_without_a_policy(memory_app: ignis.Ignis) -> None:
     queue.open()
     now = Moment(memory_app.store)
     decide = Retrying(queue.context(), None).decide
-    assert decide(Failure("exception", "x"), b"not looked at", now) == (None, None, False)
-    assert decide(Failed.of("exception", "x", again=NEVER), encode_record(b"a"), now) == (None, 1, True)
+    assert decide(Failure("exception", "x"), b"not looked at", now) == Decision()
+    assert decide(Failed.of("exception", "x", again=NEVER), encode_record(b"a"), now) == Decision(
+        None, 1, given_up=True
+    )
     ruled = Retrying(queue.context(), retry_rules(AT_ONCE, {})).decide
     for reason in ("unreadable", "expired", "cancelled"):
-        assert ruled(Failure(reason, "x"), encode_record(b"a"), now) == (None, None, False)
-    assert ruled(Failure("exception", "x"), b"no record", now) == (None, None, False)
+        assert ruled(Failure(reason, "x"), encode_record(b"a"), now) == Decision()
+    assert ruled(Failure("exception", "x"), b"no record", now) == Decision()
 
 
 # -- the sideline behind it

@@ -101,15 +101,16 @@ def test_retries(app: ignis.Ignis, journal: Journal) -> None:
     queue = jobs.register(app, "retried", "process", shovel_interval=0)
     queue.publish_many([{"n": 1, "good": 3}, {"n": 2, "good": 9}, {"n": 3, "good": 1, "dies": 1}])
     queue.publish({"n": 4, "good": 1, "asks": 1})
+    queue.publish({"n": 5, "good": 1, "defers": True})
     app.start()
-    eventually(lambda: queue.stats()["consumer"]["handled"] == 3)
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 4)
     (message,) = eventually(lambda: sidelined(queue))
     assert sorted(journal.lines()) == sorted(
-        f"try {n} {a}" for n, most in ((1, 3), (2, 3), (3, 2), (4, 2)) for a in range(1, most + 1)
+        ["try 5 1"] * 2 + [f"try {n} {a}" for n, most in ((1, 3), (2, 3), (3, 2), (4, 2)) for a in range(1, most + 1)]
     )
     assert [one.error for one in message.history] == [f"RuntimeError: attempt {n}" for n in (1, 2, 3)]
     assert all("in act_again" in one.trace and one.worker for one in message.history)
-    assert queue.stats()["consumer"]["retried"] == 6
+    assert queue.stats()["consumer"]["retried"] == 7
 
 
 def test_batches(app: ignis.Ignis, journal: Journal) -> None:
