@@ -3,6 +3,8 @@
 | the handler                                   | outcome                       |
 | returns ``None`` or ``True``                  | done                          |
 | returns ``False``                             | sideline, ``rejected``        |
+| returns an `ignis.Failure`                    | sideline, its reason          |
+| returns `ignis.DROPPED`                       | dropped                       |
 | returns another value                         | done, and said once           |
 | returns work that nobody awaits (see below)   | sideline, ``exception``       |
 | returns an `ignis.RetryLater`                 | as if it raised it            |
@@ -27,12 +29,18 @@ import concurrent.futures
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
+from ignis.config import shown
 from ignis.consumer.handler_log import HandlerLog
+from ignis.errors import ConfigError
 from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
-from ignis.message import REASON_EXCEPTION, REASON_EXPIRED, REASON_REJECTED, REASON_TIMEOUT, as_utf8
+from ignis.message import REASON_EXCEPTION, REASON_EXPIRED, REASON_REJECTED, REASON_TIMEOUT, REASONS, as_utf8
+from ignis.near_names import meant
 from ignis.retries import Backoff, RetryLater
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "DROPPED",
@@ -57,11 +65,33 @@ __all__ = [
 ]
 
 
-class Failure(NamedTuple):
-    """Why a message failed."""
-
+class _Why(NamedTuple):
     reason: str
     error: str
+
+
+class Failure(_Why):
+    """Why a message failed. A handler that returns one says more than ``False`` does; a batch handler may have one in its list.
+
+    >>> Failure("rejected", "the shop is closed")
+    Failure(reason='rejected', error='the shop is closed')
+
+    Args:
+        reason: one of `ignis.message.REASONS`; ``rejected`` is the one of ``False``. Lists, filters and metrics go by it.
+        error: a text for who looks into the sideline; its first 2,000 characters are kept.
+
+    Raises ConfigError for another reason.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, reason: str, error: str = "") -> Self:
+        if reason not in REASONS:
+            raise ConfigError(
+                f"Failure: reason = {shown(reason)} is none: {meant(reason, REASONS)}known: {', '.join(REASONS)}; what happened "
+                "goes into error, the second argument"
+            )
+        return super().__new__(cls, reason, error)
 
 
 class Failed(Failure):
@@ -173,7 +203,7 @@ class Dropped:
 
 
 DROPPED: Final = Dropped()
-"""The outcome of an ignorable exception: accounted for, not sidelined."""
+"""The outcome of an ignorable exception, also as a handler's own answer: accounted for, and not in the sideline."""
 
 Outcome = Failure | Dropped | None
 """What became of one message; None = done."""

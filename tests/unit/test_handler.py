@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import inspect
 import os
+import pickle
 import re
 import sys
 import time
@@ -390,6 +392,29 @@ def test_middleware_that_forgets_to_return_gives_the_handlers_answer() -> None:
 
     answers = iter([False, True])
     assert run(lambda message: next(answers), middleware=[twice]) is None
+
+
+@pytest.mark.parametrize("reason", ["nonsense", "the shop is closed", "", None, 1, ["rejected"]])
+def test_a_failure_has_one_of_the_reasons(reason: Any) -> None:
+    """Lists and filters of the sideline know no other; a message was stored with whatever it was."""
+    with pytest.raises(
+        ConfigError, match=r"Failure: reason = .* is none: known: rejected, exception, .*; what happened"
+    ):
+        Failure(reason, "x")
+    assert Failure("timeout") == Failure("timeout", "") == ("timeout", "")
+    made = Failure("rejected", "x")
+    assert pickle.loads(pickle.dumps(made)) == copy.copy(made) == made
+    with pytest.raises(ConfigError, match="is rejected meant"):
+        Failure("rejekted")
+
+
+def test_a_failure_with_another_reason_fails_as_what_it_raised() -> None:
+    outcome = run(lambda message: Failure("nonsense", "x"))
+    assert isinstance(outcome, Failure)
+    assert (outcome.reason, outcome.error[:40]) == ("exception", "ConfigError: Failure: reason = 'nonsense")
+    outcome = run(lambda message: Failure("rejected", "x")._replace(reason="nonsense"))
+    assert isinstance(outcome, Failure)
+    assert (outcome.reason, outcome.error[:40]) == ("exception", "ConfigError: Failure: reason = 'nonsense")
 
 
 # -- batches

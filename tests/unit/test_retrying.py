@@ -104,7 +104,7 @@ def test_of_a_batch_each_failed_message_is_tried_again(app: ignis.Ignis, corouti
         seen.append([(job, message.attempt) for job, message in zip(jobs, ctx.messages, strict=True)])
         assert ctx.attempt == ctx.messages[0].attempt
         return [
-            message.attempt >= int(job.partition(":")[2] or 1) or Failure("mine", f"{job} at {message.attempt}")
+            message.attempt >= int(job.partition(":")[2] or 1) or Failure("rejected", f"{job} at {message.attempt}")
             for job, message in zip(jobs, ctx.messages, strict=True)
         ]
 

@@ -302,7 +302,7 @@ def test_what_a_handler_answers(memory: ignis.Ignis, spans: Spans) -> None:
     def handle(order: str) -> object:
         if order == "ignored":
             raise KeyError(order)
-        return {"false": False, "failure": Failure("no_stock", "none left"), "true": True}[order]
+        return {"false": False, "failure": Failure("timeout", "none left"), "true": True}[order]
 
     for order in ("false", "failure", "true", "ignored"):
         queue.publish(order)
@@ -310,15 +310,15 @@ def test_what_a_handler_answers(memory: ignis.Ignis, spans: Spans) -> None:
     false, failure, true, ignored = spans.wait("process orders", 4)
     assert [one.attributes.get("error.type") for one in (false, failure, true, ignored)] == [
         "rejected",
-        "no_stock",
+        "timeout",
         None,
         None,
     ]
     assert failure.status.description == "none left"
     assert ignored.attributes["ignis.outcome"] == "dropped"
     aside = spans.wait("sideline orders", 2)
-    assert [one.attributes["ignis.failure.reason"] for one in aside] == ["rejected", "no_stock"]
-    assert [one.attributes["error.type"] for one in aside] == ["rejected", "no_stock"]
+    assert [one.attributes["ignis.failure.reason"] for one in aside] == ["rejected", "timeout"]
+    assert [one.attributes["error.type"] for one in aside] == ["rejected", "timeout"]
 
 
 def test_what_no_handler_was_called_for(memory: ignis.Ignis, spans: Spans) -> None:
