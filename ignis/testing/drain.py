@@ -63,8 +63,9 @@ def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMI
     Args:
         target: an application that is not started, or one of its queues.
         raises: whether what sends a message to the sideline is raised, once it is there: what the handler raised,
-            UnreadableMessageError, HandlerTimeoutError. Not for a handler that answers ``False``. What still waits is left
-            to the next call.
+            UnreadableMessageError, HandlerTimeoutError. An AssertionError is raised wherever its message goes: a check of the
+            test's must not become a retry. Nothing is raised for a handler that answers ``False``. What still waits is
+            left to the next call.
         limit: most messages: a handler that feeds its own queue would go on for ever.
 
     Raises ConfigError: the application runs, it has no handler, or coroutine functions are to be called from a running event
@@ -222,8 +223,9 @@ class _QueueDrain:
     def __init__(self, queue: Queue[Any], spec: HandlerSpec) -> None:
         self.queue = queue
         self.caught: BaseException | None = None
-        """What the last messages went to the sideline for."""
+        """What the last messages went to the sideline for, or a check that failed."""
         self._raised: BaseException | None = None
+        self._failed_checks: list[AssertionError] = []
         self._numbers = itertools.count(1)
         self._spec = dataclasses.replace(spec)
         self._needs_loop = _needs_loop(queue)
@@ -243,15 +245,20 @@ class _QueueDrain:
         try:
             return call_next(ctx)
         except BaseException as exc:
-            self._raised = exc
+            self._note_raised(exc)
             raise
+
+    def _note_raised(self, exc: BaseException) -> None:
+        self._raised = exc
+        if isinstance(exc, AssertionError):
+            self._failed_checks.append(exc)
 
     async def _note_async(self, ctx: Context, call_next: Any) -> Any:
         try:
             answer = call_next(ctx)
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as exc:
-            self._raised = exc
+            self._note_raised(exc)
             raise
 
     def claim(self) -> list[Claim]:
@@ -267,6 +274,7 @@ class _QueueDrain:
         records: list[bytes] = []
         places: list[tuple[int, list[int]]] = []
         self._raised = self.caught = None
+        self._failed_checks.clear()
         for claim in claims:
             for pointer, record in zip(claim.pointers, claim.records, strict=True):
                 if record is None:
@@ -298,7 +306,10 @@ class _QueueDrain:
         self._acker.settle()
         counts["retried"] = self._figures.retried - before
         counts["sidelined"] -= counts["retried"]
-        if not counts["sidelined"]:
+        if self._failed_checks:
+            # Else a test would be green whose check failed, as its message is to be tried again, or is dropped by `ignore`.
+            self.caught = self._failed_checks[0]
+        elif not counts["sidelined"]:
             self.caught = None
         return counts
 

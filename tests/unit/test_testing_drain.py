@@ -67,6 +67,45 @@ def test_an_exception_is_raised_once_its_message_is_in_the_sideline(queue: ignis
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize(
+    ("options", "drained"),
+    [
+        ({"retry": ignis.Retry()}, Drained(retried=1)),
+        ({"retry": ignis.Retry(attempts=2, base=0)}, Drained(done=1, retried=1)),
+        ({"ignore": Exception}, Drained(dropped=1)),
+        ({"attempts": 2}, Drained(done=1)),
+        ({"attempts": 2, "batch_size": 2}, Drained(done=1)),
+    ],
+    ids=str,
+)
+def test_a_failed_check_is_raised_wherever_its_message_goes(
+    app: ignis.Ignis, options: dict[str, Any], drained: Drained, coroutine: bool
+) -> None:
+    """With a retry the test was green."""
+    queue, seen = app.queue("checks", int), []
+
+    def handle(message: Any, ctx: ignis.Context) -> None:
+        seen.append(ctx.attempt)
+        assert ctx.attempt > 1, "a check in the handler"
+
+    async def awaited(message: Any, ctx: ignis.Context) -> None:
+        handle(message, ctx)
+
+    queue.handler(**options)(awaited if coroutine else handle)
+    queue.publish(1)
+    with pytest.raises(AssertionError, match="a check in the handler"):
+        drain(queue)
+    assert queue.main.in_flight() == 0
+    drain(queue)
+    assert queue.main.pending() == 0
+
+    queue.publish(1)
+    seen.clear()
+    assert drain(queue, raises=False) == drained
+    assert seen[0] == 1
+
+
 def test_raising_may_be_left_out(queue: ignis.Queue[int]) -> None:
     queue.handler(lambda message: 1 / message)  # type: ignore[arg-type, return-value]
     queue.publish(0)
