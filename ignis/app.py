@@ -153,6 +153,7 @@ class Ignis(AppSettings):
             self._lock,
             self.consumer_settings.stop_timeout_s,
             lambda: self.store.check_consuming(),  # noqa: PLW0108 - the store is opened with its first use
+            lambda name: self.store.queues.get(name),  # noqa: PLW0108 - as above
         )
 
     def _make_context(self) -> AppContext:

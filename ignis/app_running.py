@@ -10,28 +10,34 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 from ignis.app_schedules import AppSchedules
 from ignis.config import check_name, check_timeout, shown
 from ignis.consumer import PROCESS
+from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.control.refresher import Refresher
 from ignis.control.sweeper import Sweeper
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
 from ignis.log_format import event_text
 from ignis.main_guard import check_start
+from ignis.near_names import meant
 from ignis.process_hooks import FORKS, at_exit
 from ignis.queue_table import QueueTable
 from ignis.stacks import start_thread
 from ignis.stop_signals import stop_signals
+from ignis.storage.base import QueueRecord
 from ignis.storage.os_errors import without_means
 from ignis.upkeep import timers_of, upkeep_stalled
 
 __all__ = ["AppRunning"]
 
 log = logging.getLogger("ignis.app")
+
+_MOST_NAMED = 20
+"""Queues in an error's text."""
 
 _started: weakref.WeakSet[AppRunning] = weakref.WeakSet()
 
@@ -60,6 +66,7 @@ class AppRunning:
         lock: held while everything is started.
         stop_timeout_s: for a `stop` without one.
         check_consuming: raises where the store has nothing to consume from.
+        stored: what the store knows of the queue of that name.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class AppRunning:
         lock: threading.RLock,
         stop_timeout_s: float,
         check_consuming: Callable[[], None],
+        stored: Callable[[str], QueueRecord | None],
     ) -> None:
         self._table = table
         self._refresher = refresher
@@ -81,6 +89,7 @@ class AppRunning:
         self._lock = lock
         self._stop_timeout_s = stop_timeout_s
         self._check_consuming = check_consuming
+        self._stored = stored
         self.running = False
         self.started_at_fork = FORKS[0]
         self.paused = False
@@ -109,9 +118,9 @@ class AppRunning:
             chosen = [queue for queue in self._table.all() if queue.spec is not None]
             if queues is not None:
                 wanted = set(queues)
-                missing = wanted - {queue.name for queue in chosen}
-                if missing and not templates:
-                    raise ConfigError(f"no handler is registered for {', '.join(sorted(missing))}")
+                named = {queue.name for queue in chosen}
+                if missing := [name for name in sorted(wanted - named) if not self._may_fit(name, templates)]:
+                    raise _no_handlers(missing, sorted(named), [one.pattern for one in templates if one.pattern])
                 chosen = [queue for queue in chosen if queue.name in wanted]
             if not chosen and not templates:
                 raise ConfigError("no queue of this application has a handler")
@@ -137,6 +146,16 @@ class AppRunning:
         if templates:
             refresher.run_once()  # the queues that are there already do not wait for the first pass
         self._ready = True
+
+    def _may_fit(self, name: str, templates: Sequence[HandlerTemplate]) -> bool:
+        """Whether a handler of a pattern or a type runs, or may later run, a queue of that name. Asks the store where only its
+        record can tell."""
+        if not templates or any(one.fits_name(name) for one in templates):
+            return bool(templates)
+        record = self._stored(name)
+        if record is not None:
+            return any(one.fits(record) for one in templates)
+        return not all(one.pattern for one in templates)
 
     def start_late(self, name: str | None = None) -> None:
         """Runs what was registered while the application runs: the queue of that name, or those that a pattern fits."""
@@ -253,6 +272,15 @@ class AppRunning:
             exc = error
         self._failure = exc
         self.request_stop()
+
+
+def _no_handlers(missing: Sequence[str], named: Sequence[str], patterns: Sequence[str]) -> ConfigError:
+    """``named``: the queues that have a handler; ``patterns``: of those that may come."""
+    hint = meant(missing[0], named) if len(missing) == 1 else ""
+    known = [*named, *(f"every {pattern}" for pattern in patterns)]
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    there = f"{hint}there are {', '.join(known[:_MOST_NAMED])}{more}" if known else "there is none for any queue"
+    return ConfigError(f"no handler is registered for {', '.join(missing)}: {there}")
 
 
 def _check_no_loop() -> None:

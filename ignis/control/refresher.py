@@ -216,7 +216,10 @@ class Refresher:
             queue.stop(0)
             queue.note_removed()
         if queue is None or queue.spec is None:
-            self._note_no_handler(record)
+            if self.may_run(record.name):
+                self._note_no_handler(record)
+            else:  # no template was looked for: another process runs it
+                self.states[record.name] = NOT_STARTED
             return
         if self._running() and queue.consumer is None and self.may_run(record.name):
             if not self._start(queue):

@@ -160,9 +160,39 @@ def test_what_cannot_be_started(memory_app: ignis.Ignis) -> None:
     with pytest.raises(ConfigError, match="no queue of this application has a handler"):
         memory_app.start()
     memory_app.queue("jobs", int)
-    with pytest.raises(ConfigError, match="no handler is registered for jobs, others"):
+    with pytest.raises(ConfigError, match="no handler is registered for jobs, others: there is none for any queue"):
         memory_app.start(["others", "jobs"])
+    memory_app.queue("orders", int).handler(lambda message: None)
+    with pytest.raises(ConfigError, match=r"no handler is registered for order: is orders meant[?] there are orders$"):
+        memory_app.start(["order"])
     assert not memory_app.running
+
+
+def test_a_named_queue_that_no_pattern_fits_cannot_be_started(memory_app: ignis.Ignis) -> None:
+    """It ran nothing, for ever."""
+    memory_app.queue("orders", int).handler(lambda message: None)
+    memory_app.handler("mails.*", int)(lambda message: None)
+    with pytest.raises(ConfigError, match=r"registered for nosuch: there are orders, every mails\.\*$"):
+        memory_app.start(["nosuch"])
+    assert not memory_app.running
+    memory_app.start(["mails.later", "orders"])
+    assert memory_app.running
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_named_queue_may_be_found_by_its_handler_type(memory_url: str, new_app: MakeApp, there: bool) -> None:
+    """One that another program has made, or will."""
+
+    first = new_app(memory_url)
+    first.queue("other", int).open()
+    if there:
+        first.queue("found", int, handler_type="mail").open()
+    app = new_app(memory_url)
+    app.handler(handler_type="mail")(lambda message: None)
+    with pytest.raises(ConfigError, match="no handler is registered for other: there is none for any queue"):
+        app.start(["other"])
+    app.start(["found"])
+    assert app.running
 
 
 def test_only_some_queues(memory_app: ignis.Ignis) -> None:

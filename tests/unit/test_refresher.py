@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -134,6 +135,26 @@ def test_a_handler_registered_while_running(app: ignis.Ignis) -> None:
     assert app.refresh().started == [], "it runs already"
     assert app.refresher.states["late"] == RUNNING
     eventually(lambda: seen == [{"n": 1}])
+
+
+def test_of_a_queue_that_was_left_out_nothing_is_said(
+    store_url: str, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker for some of the queues said of each other one that it has no handler."""
+    caplog.set_level(logging.INFO, "ignis.control.refresher")
+    with ignis.Ignis(store_url) as other:
+        other.queue("mails", str).open()
+        app = new_app(store_url)
+        app.queue("orders", str).handler(lambda message: None)
+        app.start(["orders"])
+        app.refresh()
+        assert app.stats()["refresher"]["states"] == {"mails": "not started", "orders": "running"}
+        app.stop()
+        assert not [one for one in caplog.records if "has no handler" in one.message]
+        app.start()
+        app.refresh()
+        assert app.stats()["refresher"]["states"]["mails"] == "no handler"
+        assert len([one for one in caplog.records if "has no handler" in one.message]) == 1
 
 
 def test_only_the_named_queues_run(store_url: str, new_app: MakeApp) -> None:
