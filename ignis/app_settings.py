@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from ignis.clock import Clock
 from ignis.config import (
+    APPLICATION,
+    APPLICATION_HINT,
     SECTIONS,
     ConsumerSettings,
     LeaderSettings,
@@ -85,7 +87,9 @@ class AppSettings:
         self._publisher_given = dict(publisher)
         self.store_options: dict[Any, Any] = dict(store)
         for name in self.store_options:
-            if not isinstance(name, str) or name in ("url", "client_id", "farm_id"):
+            if name in APPLICATION:
+                raise ConfigError(f"store has {shown(name)}, which is no option of a store: {APPLICATION_HINT}")
+            if not isinstance(name, str) or name == "url":
                 raise ConfigError(f"store has {shown(name)}, which is no option of a store")
         self.clock = clock if isinstance(clock, Clock) else Clock(clock)
         """The time by which this application acts."""

@@ -40,6 +40,8 @@ else:  # pragma: no cover - 3.10 only
     import tomli as tomllib
 
 __all__ = [
+    "APPLICATION",
+    "APPLICATION_HINT",
     "NAME_PATTERN",
     "AutoscalerSettings",
     "BrokerSettings",
@@ -755,6 +757,14 @@ _FOREIGN_VARIABLE = re.compile(
 )
 
 
+APPLICATION = ("client_id", "farm_id")
+APPLICATION_HINT = (
+    "the name of an application stands in its code, Ignis(url, client_id=..., farm_id=...), and commands take --client-id and "
+    "--farm-id"
+)
+_APPLICATION_VARIABLES = ("IGNIS_CLIENT_ID", "IGNIS_FARM_ID", "IGNIS_CLIENT_CLIENT_ID", "IGNIS_CLIENT_FARM_ID")
+
+
 def check_variables(environ: Mapping[str, str]) -> None:
     """Raises ConfigError for a variable that is meant to be a setting and names none; else it would be ignored silently.
 
@@ -772,6 +782,8 @@ def check_variables(environ: Mapping[str, str]) -> None:
     for name in sorted(given):
         if name in known or _FOREIGN_VARIABLE.match(name) is not None:
             continue
+        if name in _APPLICATION_VARIABLES:
+            raise ConfigError(f"the environment has {name}, which names no setting: {APPLICATION_HINT}")
         near = near_name(name, known)
         if near is not None:
             raise ConfigError(f"the environment has {name}, which names no setting; is {near} meant?")
@@ -811,6 +823,8 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
         raise ConfigError(f"{where}: {exc}") from exc
     known = {cls.section for cls in SECTIONS} | {"url"}
     for section, value in data.items():
+        if section in APPLICATION:
+            raise ConfigError(f"{where}: {section} is no setting: {APPLICATION_HINT}")
         if section not in known:
             raise ConfigError(
                 f"{where}: unknown section [{section}]; {meant(section, known)}known: {', '.join(sorted(known))}"
@@ -942,6 +956,8 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
             raise ConfigError(f"{cls.section} setting {shown(key)} ({source}) is not text")
         known = key if key in names else f"{key}_s"
         if known not in names:
+            if key in APPLICATION:
+                raise ConfigError(f"{cls.section} setting {key!r} ({source}) is none: {APPLICATION_HINT}")
             spellings = names | {one.removesuffix("_s") for one in names}
             raise ConfigError(
                 f"unknown {cls.section} setting {shown(key)} ({source}); {meant(key, spellings)}known: {', '.join(sorted(names))}"

@@ -10,7 +10,7 @@ import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
-from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.cli.state import State, common_options, other_applications, pass_state, queue_record
 from ignis.control.inspection import Row, message_dict, queue_settings, queue_state
 from ignis.control.queue_depths import queue_depths, shard_states
 from ignis.pausing import PAUSED
@@ -29,11 +29,12 @@ def queues(state: State, everything: bool) -> int:
         records = store.queues.list(active=None if everything else True)
         found = [(record, queue_depths(store, record)) for record in records]
         unknown = store.queues_unknown
+        others = "" if found else other_applications(store)
     if state.json:
         output.document({"queues": [{**depths, **queue_settings(record)} for record, depths in found]})
         return exit_codes.OK
     if not found:
-        output.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
+        output.remark(f"which queues there are is not known: {unknown}" if unknown else f"no queues{others}")
         return exit_codes.OK
     columns = [
         "queue",

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from ignis.app import Ignis
     from ignis.storage.base import QueueRecord, Store
 
-__all__ = ["State", "common_options", "pass_state"]
+__all__ = ["State", "common_options", "other_applications", "pass_state"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_CLIENT_ID = "ignis"
 DEFAULT_FARM_ID = "local"
+_MOST_NAMED = 10
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -124,8 +125,25 @@ def queue_record(store: Store, name: str) -> QueueRecord:
             known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
         except PermissionDeniedError:  # who may only publish does not see what there is
             raise QueueNotFoundError(f"queue {name!r} does not exist") from None
-        raise QueueNotFoundError(f"queue {name!r} does not exist; there is {known or 'none'}")
+        there = known or f"none{other_applications(store)}"
+        raise QueueNotFoundError(f"queue {name!r} does not exist; there is {there}")
     return record
+
+
+def other_applications(store: Store) -> str:
+    """What to say where an application has no queues: whose there are, if the store can tell. Behind the sentence's end."""
+    own = (store.farm_id, store.client_id)
+    others = [one for one in store.queues.applications() or [] if one != own]
+    if not others:
+        return ""
+    named = [
+        client_id if farm_id == store.farm_id else f"{client_id} (--farm-id {farm_id})" for farm_id, client_id in others
+    ]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f" of application {store.client_id}; the store has queues of {', '.join(named[:_MOST_NAMED])}{more}, which "
+        "--client-id chooses"
+    )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ignis.cli import exit_codes, output
-from ignis.cli.state import State, common_options, pass_state
+from ignis.cli.state import State, common_options, other_applications, pass_state
 from ignis.control.queue_rates import Rates
 from ignis.errors import IgnisError
 from ignis.escaping import plain
@@ -94,7 +94,7 @@ def top(state: State, interval: float, key: str, once: bool) -> int:
             if once or not (state.json or (output.on_terminal() and sys.stdin.isatty())):
                 rates.look()
                 time.sleep(interval)
-                _plain(state, _sorted(rates.look(), key))
+                _plain(state, _sorted(rates.look(), key), other_applications(store))
             elif state.json:
                 while True:
                     began_s = time.monotonic()
@@ -109,13 +109,13 @@ def top(state: State, interval: float, key: str, once: bool) -> int:
     return exit_codes.OK
 
 
-def _plain(state: State, rows: list[dict[str, Any]]) -> None:
+def _plain(state: State, rows: list[dict[str, Any]], others: str = "") -> None:
     if state.json:
         output.document({"queues": rows})
     elif rows:
         output.table(_HEADINGS, [_cells(one) for one in rows], right=_HEADINGS[1:-1])
     else:
-        output.remark("no queues")
+        output.remark(f"no queues{others}")
 
 
 def _rest_s(interval: float, began_s: float) -> float:

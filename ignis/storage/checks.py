@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from ignis.config import QueueSettings, check_name, check_queue_name, number_text
+from ignis.config import APPLICATION, APPLICATION_HINT, QueueSettings, check_name, check_queue_name, number_text
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
 from ignis.native import PackedBatch
 from ignis.near_names import meant
@@ -358,6 +358,8 @@ def checked_options(options: type, given: Mapping[str, Any], parse: Callable[[st
 
 def check_option_name(name: str, known: Collection[str]) -> None:
     """Raises ConfigError for a store option that there is not."""
+    if name in APPLICATION and name not in known:
+        raise ConfigError(f"store option {name!r} is none: {APPLICATION_HINT}")
     if name not in known:
         raise ConfigError(
             f"unknown store option {shorten(name)}; {meant(name, known)}known: {', '.join(sorted(known))}"

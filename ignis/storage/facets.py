@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,11 @@ class QueueStore(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, name: str) -> bool: ...
+
+    def applications(self) -> builtins.list[tuple[str, str]] | None:
+        """The applications that have queues in the store, this one too: (farm_id, client_id), in order. None where the store
+        keeps no list of them. For people who look into a wrong one, not for work."""
+        return None
 
 
 class LockTable(abc.ABC):

@@ -45,6 +45,22 @@ def test_list_filters_and_sorts(store: Store) -> None:
     assert [one.name for one in store.queues.list(active=False)] == ["a"]
 
 
+def test_whose_queues_there_are(kind: Kind) -> None:
+    store = kind.open()
+    assert not store.queues.applications()
+    store.queues.put(QueueRecord("q"))
+    if kind.name not in ("memory", "embedded"):
+        assert store.queues.applications() is None
+        return
+    for client_id, farm_id in (("shop", "west"), ("shop", "local"), ("ignis", "east")):
+        kind.open(client_id=client_id, farm_id=farm_id).queues.put(QueueRecord("other"))
+    assert store.queues.applications() == [
+        ("east", "ignis"), ("local", "ignis"), ("local", "shop"), ("west", "shop"),
+    ]  # fmt: skip
+    store.queues.remove("q")
+    assert ("local", "ignis") not in (store.queues.applications() or [])
+
+
 def test_what_was_given_out_is_a_copy(store: Store) -> None:
     record = QueueRecord("q")
     store.queues.put(record)

@@ -280,6 +280,13 @@ def test_queues_of_other_clients_do_not_show(run: Run, url: str, app: Ignis) -> 
     assert len(run("queues", "-u", url, "--json").document()["queues"]) == 1
     assert run("queues", "-u", url, "--json", "--client-id", "other").document() == {"queues": []}
     assert run("queues", "-u", url, "--json", "--farm-id", "other").document() == {"queues": []}
+    here = " of application shop; the store has queues of ignis (--farm-id local), which --client-id chooses\n"
+    shop = ("-u", url, "--client-id", "shop", "--farm-id", "west")
+    assert run("queues", *shop).err == f"no queues{here}"
+    assert run("top", "--once", "--interval", "0.2", *shop).err == f"no queues{here}"
+    missing = run("stats", "q", *shop)
+    assert (missing.code, missing.err) == (5, f"ignis: queue 'q' does not exist; there is none{here}")
+    assert "of ignis, which --client-id" in run("queues", "-u", url, "--client-id", "shop").err
 
 
 # -- looking

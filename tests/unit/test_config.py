@@ -242,12 +242,23 @@ def test_settings_cannot_be_changed() -> None:
         ("IGNIS_QUEUES_SHARDS", "is IGNIS_QUEUE_SHARDS meant"),
         ("IGNIS_RUL", "is IGNIS_URL meant"),
         ("IGNIS_CONSUMER_MAX_CONSUMER", "is IGNIS_CONSUMER_MAX_CONSUMERS meant"),
+        ("IGNIS_CLIENT_ID", r"Ignis\(url, client_id=\.\.\., .* commands take --client-id"),
+        ("IGNIS_FARM_ID", r"Ignis\(url, client_id=\.\.\., .* commands take --client-id"),
         ("IGNIS_BROKER_COLOUR_OF_THE_DOOR", "which names no setting; docs/settings.md"),
     ],
 )
 def test_a_misspelt_variable_is_not_ignored(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}, .*{says}"):
         load_file(None, {name: "5"})
+
+
+@pytest.mark.parametrize("text", ['client_id = "shop"', "[client_id]\nx = 1", '[client]\nfarm_id = "west"'])
+def test_the_name_of_an_application_is_no_setting(tmp_path: Path, text: str) -> None:
+    """What was said then named a section that has no such thing either."""
+    path = tmp_path / "ignis.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"Ignis\(url, client_id=\.\.\., .* commands take --client-id"):
+        check_sections(load_file(path))
 
 
 def test_variables_that_are_known_or_somebody_elses() -> None:

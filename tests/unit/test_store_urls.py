@@ -150,6 +150,12 @@ def test_an_argument_that_there_is_not() -> None:
         ignis.Ignis("memory://", **given)
 
 
+@pytest.mark.parametrize("url", ["embedded://{0}/store?client_id=shop", "ignis://127.0.0.1:1?farm_id=west"])
+def test_the_name_of_an_application_is_no_option(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is none: .* Ignis\(url, client_id=\.\.\."):
+        open_store(url.format(tmp_path))
+
+
 def test_a_name_that_is_close_to_none() -> None:
     with pytest.raises(ConfigError, match=r"unknown store option 'nonsense'; known: .*token"):
         open_store("ignis://127.0.0.1:1?nonsense=x")

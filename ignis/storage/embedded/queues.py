@@ -90,6 +90,16 @@ class EmbeddedQueues(QueueStore):
 
         return keys.change(plan, f"queue {name!r}")
 
+    @guarded
+    def applications(self) -> builtins.list[tuple[str, str]]:
+        found = set()
+        for key, _ in self._store.keys.items(b"Q"):
+            farm_id, _, rest = key[1:].partition(b"\0")
+            client_id, _, name = rest.partition(b"\0")
+            if name:
+                found.add((farm_id.decode("utf-8", "backslashreplace"), client_id.decode("utf-8", "backslashreplace")))
+        return sorted(found)
+
     def _key(self, name: str) -> bytes:
         """Raises InvalidNameError."""
         return self._store.scope.key(b"Q", check_queue(name))

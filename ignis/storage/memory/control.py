@@ -77,6 +77,11 @@ class MemoryQueues(QueueStore):
         with self._store.open_content() as content:
             return content.queues.pop(self._key(name), None) is not None
 
+    def applications(self) -> builtins.list[tuple[str, str]]:
+        with self._store.open_content() as content:
+            scopes = {scope for scope, _ in content.queues}
+        return sorted((farm_id, client_id) for farm_id, _, client_id in (scope.partition("/") for scope in scopes))
+
 
 class MemoryLocks(LockStore):
     """Locks of one application, or of one table of distributed locks. Thread-safe."""
