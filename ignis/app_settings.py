@@ -24,12 +24,14 @@ from ignis.config import (
     check_text,
     kind_of,
     load_file,
+    naming,
     resolve,
     shown,
     url_named,
 )
 from ignis.errors import ConfigError
 from ignis.near_names import meant
+from ignis.storage import check_scheme
 from ignis.urls import absolute
 
 __all__ = ["AppSettings", "refuse_arguments"]
@@ -61,6 +63,9 @@ class AppSettings:
     ) -> None:
         self.file = load_file(config)
         found, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
+        if found:
+            with naming(self._url_source):
+                check_scheme(found)
         self.url = absolute(found) if found else None
         self.client_id = check_name(client_id, "client_id")
         self.farm_id = check_name(farm_id, "farm_id")

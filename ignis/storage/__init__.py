@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 from ignis.config import check_name, check_text, shown
 from ignis.errors import ConfigError
 from ignis.main_guard import check_first_run
+from ignis.near_names import near_name
 from ignis.storage.base import Store
 from ignis.urls import redacted
 
-__all__ = ["open_store"]
+__all__ = ["check_scheme", "open_store"]
 
 OPENERS = {
     "aerospike": "ignis.storage.aerospike.store:open_store",
@@ -30,6 +31,20 @@ _ONE_ADDRESS = ("ignis", "ignis+tls", "relay")
 
 DEFAULT_CLIENT_ID = Store.client_id
 DEFAULT_FARM_ID = Store.farm_id
+
+
+def check_scheme(url: str) -> None:
+    """Raises ConfigError for a URL of no store there is, without opening one."""
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:  # it cannot be read, as who opens it says
+        return
+    if scheme not in OPENERS:
+        near = near_name(scheme, OPENERS)
+        more = f"; is {near} meant?" if near is not None else ""
+        if not scheme:
+            more = "; a directory is embedded:///a/path or embedded://./a/path"
+        raise ConfigError(f"store URL {shown(redacted(url))}: its scheme is not one of {', '.join(OPENERS)}{more}")
 
 
 def open_store(
@@ -72,10 +87,7 @@ def open_store(
         raise ConfigError(
             f"store URL {shown(redacted(url))} cannot be read: it is not scheme://host:port/path?option=value"
         ) from None
-    if parts.scheme not in OPENERS:
-        schemes = ", ".join(dict.fromkeys(scheme.partition("+")[0] for scheme in OPENERS))
-        path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
-        raise ConfigError(f"store URL {shown(redacted(url))}: its scheme is not one of {schemes}{path}")
+    check_scheme(url)
     if not all("=" in one for one in parts.query.split("&") if one):
         # Not what stands there: it may be the value of a secret whose name was left out, or the end of one with a mark in it.
         raise ConfigError(f"store URL {shown(redacted(url))}: an option has no value; write ?name=value&name2=value")

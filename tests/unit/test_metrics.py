@@ -146,7 +146,7 @@ def test_counts_outlive_the_consumer(app: ignis.Ignis) -> None:
 
 
 def test_registering_does_not_open_the_store() -> None:
-    app = ignis.Ignis("nosql://nowhere")
+    app = ignis.Ignis("ignis://127.0.0.1:1")
     assert list(Collector(app.stats).describe()) == []
 
 

@@ -86,6 +86,28 @@ def test_a_port_that_is_none(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://x", r"'http://x': its scheme is not one of aerospike, embedded, ignis, ignis\+tls, memory, relay$"),
+        ("embeded://./x", r"is embedded meant\?$"),
+        ("./orders", r"; a directory is embedded:///a/path"),
+        ("https://user:secret@x/?a=b", "its scheme is not one of"),
+    ],
+)
+def test_a_scheme_of_no_store_is_refused_when_the_application_is_made(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was, at the first use: perhaps in the first request that a service got."""
+    with pytest.raises(ConfigError, match=says) as told:
+        ignis.Ignis(url)
+    assert "secret" not in str(told.value)
+    monkeypatch.setenv("IGNIS_URL", url)
+    with pytest.raises(ConfigError, match="environment variable IGNIS_URL"):
+        ignis.Ignis()
+    ignis.Ignis("memory://")
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, True, "x", b"1", None, [], 1.5, object()])
 @pytest.mark.parametrize("option", ["sync_interval_ms", "map_size_bytes", "max_store_bytes", "events"])
 def test_an_option_of_a_wrong_type(option: str, value: Any, tmp_path: Path) -> None:
