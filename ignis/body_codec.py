@@ -39,6 +39,10 @@ _SCALARS = (
 )  # fmt: skip
 
 
+_RECORD_MARKS = ("__struct_fields__", "__pydantic_fields__", "model_fields", "__attrs_attrs__", "_fields")
+"""One of these has a class whose objects are made of named fields: msgspec's, pydantic's, attrs', a named tuple."""
+
+
 class BodyCodec(Generic[M]):
     """Encodes one message type. Thread-safe (msgspec's coders are).
 
@@ -127,7 +131,7 @@ class BodyCodec(Generic[M]):
         name = _name(self.type)
         if message is self.type:
             return f": the class itself and not one of its objects, {name}(...)"
-        record = hasattr(self.type, "__struct_fields__") or dataclasses.is_dataclass(self.type)
+        record = dataclasses.is_dataclass(self.type) or any(hasattr(self.type, one) for one in _RECORD_MARKS)
         return f"; {name}(**message) makes one" if isinstance(message, dict) and record else ""
 
     def encode_checked(self, message: object) -> bytes:

@@ -125,9 +125,12 @@ class PublishingQueue(QueueParts[M]):
         if key is not None:
             if keys is not None:
                 raise ConfigError("give key or keys, not both")
-            if not callable(key):
+            compute: Any = key  # as above
+            if not callable(compute):
+                same = shown(compute) if isinstance(compute, (str, bytes)) else "..."
                 raise ConfigError(
-                    f"key = {shown(key)} is not a function that computes a message's key; keys=[...] gives one for each message"
+                    f"key = {shown(compute)} is not a function that computes a message's key: write key=lambda message: {same}, "
+                    "or keys=[...] with one for each message"
                 )
         main = self.main
         # First the deadline, for which nobody has to be asked: a broker may answer late.

@@ -214,7 +214,7 @@ def test_publishing_with_keys(app: ignis.Ignis) -> None:
     queue = app.queue("orders", dict, shards=4)
     with pytest.raises(ConfigError, match="give key or keys, not both"):
         queue.publish_many([], key=str, keys=[])
-    with pytest.raises(ConfigError, match=r"key = 'k' is not a function .* keys=\[...\] gives one for each message"):
+    with pytest.raises(ConfigError, match=r"key = 'k' is not a function .* keys=\[...\] with one for each message"):
         queue.publish_many([], key="k")  # type: ignore[arg-type]
     queue.publish_many([{"k": "a"}, {"k": "b"}], key=lambda message: message["k"], headers={"h": 1})
     found = [one.envelope for one in queue.main.fire(10)]

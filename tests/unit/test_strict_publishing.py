@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import math
 import pickle
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Optional, TypedDict
+from typing import Any, NamedTuple, Optional, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -224,6 +225,25 @@ def test_a_dict_or_the_class_itself_is_told_what_is_meant(app: ignis.Ignis) -> N
         queue.publish({"id": 1})
     with pytest.raises(InvalidMessageError, match=r"the class itself and not one of its objects, Order\(\.\.\.\)"):
         queue.publish(Order)
+
+
+def test_a_dict_for_a_class_of_any_library_is_told_what_is_meant(app: ignis.Ignis) -> None:
+    attrs, pydantic = pytest.importorskip("attrs"), pytest.importorskip("pydantic")
+    made = [
+        attrs.make_class("Made", {"id": attrs.field(type=int)}),
+        pydantic.create_model("Made", id=(int, ...)),
+        dataclasses.make_dataclass("Made", [("id", int)]),
+        NamedTuple("Made", [("id", int)]),
+    ]
+    for number, kind in enumerate(made):
+        queue: ignis.Queue[Any] = app.queue(f"made{number}", kind)
+        with pytest.raises(InvalidMessageError, match=r"a dict was published .*; Made\(\*\*message\) makes one"):
+            queue.publish({"id": 1})
+
+
+def test_a_key_for_all_is_a_function(app: ignis.Ignis) -> None:
+    with pytest.raises(ConfigError, match=r"key = 'k' is not a function .*: write key=lambda message: 'k', or keys=\["):
+        app.queue("q", int).publish_many([1], key="k")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", ARRIVES)
