@@ -229,7 +229,10 @@ class Console:
         headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
         if status == 405 and "Allow" in headers:  # in one order, and without what only Starlette added
             headers["Allow"] = ", ".join(sorted(headers["Allow"].replace(" ", "").split(",")))
-        text = {404: "there is nothing at this path", 405: "this path takes other methods"}.get(status, "bad request")
+        text = {
+            404: f"there is nothing at this path: {PREFIX}/overview has the queues, {PREFIX}/openapi.json lists every path",
+            405: f"this path takes other methods, as {PREFIX}/openapi.json says",
+        }.get(status, "bad request")
         return _json(document_of(RefusedError(code, text)), status, headers)
 
     def _asked(self, request: Request) -> Asked:

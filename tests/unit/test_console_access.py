@@ -330,6 +330,7 @@ def test_bodies_and_pages_are_bounded(memory_app: Ignis) -> None:
         assert found.status_code in (200, 400)
         assert code_of(admin.http.put("/ignis/v1/queues/jobs")) == (405, "method_not_allowed")
         assert code_of(admin.http.get("/ignis/v1/nothing")) == (404, "not_found")
+        assert "/ignis/v1/overview has the queues, /ignis/v1/openapi.json" in admin.http.get("/ignis/v1/queues").text
 
 
 def test_an_error_that_nobody_foresaw_is_logged_and_says_nothing(
