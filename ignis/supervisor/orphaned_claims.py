@@ -100,13 +100,14 @@ class OrphanedClaims:
             except Exception:
                 log.exception(event_text("dead_process_left", "what %s held is left to the sweeper"), owner)
             else:
-                log.warning(
-                    event_text(
-                        "dead_process_recovered",
-                        "%s is dead (%s): %d message(s) that it held are in the sideline now, %d are back there that it was "
-                        "shovelling, after %.3f s"),
-                    owner, why, found.sidelined, found.returned, time.monotonic() - began,
-                )  # fmt: skip
+                if found.sidelined or found.returned:  # else there is nothing to say beside its end
+                    log.warning(
+                        event_text(
+                            "dead_process_recovered",
+                            "%s is dead (%s): %d message(s) that it held are in the sideline now, %d are back there that it "
+                            "was shovelling, after %.3f s"),
+                        owner, why, found.sidelined, found.returned, time.monotonic() - began,
+                    )  # fmt: skip
             with self._changed:
                 self._todo.popleft()
                 self._changed.notify_all()
