@@ -172,10 +172,14 @@ def _announce(state: State, made: Broker, health: HttpEndpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
         shown = {} if health is None else {"health": health.url}
-        output.event({"event": "started", **made.status(), "port": made.port, **shown})
+        users = not made.authenticator.open
+        output.event({"event": "started", **made.status(), "users": users, "port": made.port, **shown})
     else:
         shown_at = "" if health is None else f"; {health.url}/healthz"
+        # It is the port's protection: who forgot an option sees it here.
+        let_in = "no users: whoever reaches the port may do all" if made.authenticator.open else "only its users"
+        tls = "no TLS" if made.tls is None else "TLS"
         output.remark(
-            f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains",
+            f"ignis broker {os.getpid()} on {made.host}:{made.port} ({let_in}; {tls}){shown_at}; SIGTERM or Ctrl-C drains",
             event="started",
         )

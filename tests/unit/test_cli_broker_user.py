@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.principal import Credentials
+from ignis.cli.broker import _announce
 from ignis.cli.broker_user import user
+from ignis.cli.state import State
 from ignis.errors import ConfigError, IgnisError
 
 
@@ -98,3 +102,18 @@ def test_a_file_that_somebody_has_put_in_the_way_is_not_written_to(path: Path) -
         assert call(path, "add", "ann", "--certificate", "--allow", "all:*").exception is None
         assert held.read() == "mine"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("open_to_all", "tls", "says"),
+    [
+        (True, None, "(no users: whoever reaches the port may do all; no TLS)"),
+        (False, object(), "(only its users; TLS)"),
+    ],
+)
+def test_the_start_line_says_who_is_let_in(
+    capsys: pytest.CaptureFixture[str], open_to_all: bool, tls: object, says: str
+) -> None:
+    made: Any = SimpleNamespace(host="h", port=1, tls=tls, authenticator=SimpleNamespace(open=open_to_all))
+    _announce(State(), made, None)
+    assert f" on h:1 {says}; SIGTERM" in capsys.readouterr().err

@@ -92,6 +92,7 @@ def test_a_signal_drains(url: str, number: int) -> None:
     with BrokerProcess(url) as broker:
         assert broker.started["event"] == "started"
         assert broker.started["pid"] == broker.process.pid
+        assert (broker.started["users"], broker.started["tls"]) == (False, False)
         with broker.client() as client:
             client.ask(requests.create_queue("q", {"shards": 1}))
             client.ask(requests.send("q", encode_record(b"a")))
