@@ -44,6 +44,7 @@ log = logging.getLogger("ignis.supervisor")
 
 _RETRY_S = 1.0
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?\Z", re.IGNORECASE)
+_LEAST_SIZE = 1 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -86,11 +87,16 @@ class WorkerOptions:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``512M``, ``2G``, ``1048576``. Raises click.UsageError."""
+    """Bytes from ``512M``, ``2G``, ``1048576``, at least a MiB. Raises click.UsageError."""
     match = _SIZE.match(text.strip())
     if match is None or int(match[1]) == 0:
         raise click.UsageError(f"--max-rss {text!r} is not a size; write 512M or 2G")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if size < _LEAST_SIZE:
+        raise click.UsageError(
+            f"--max-rss {text!r} is {size:,} bytes, below 1M: no process is so small; write 512M or 2G"
+        )
+    return size
 
 
 def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:

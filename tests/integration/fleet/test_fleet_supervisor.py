@@ -230,6 +230,14 @@ def handle(body):
     assert "INFO ignis.supervisor: process" not in command.log()
 
 
+def test_one_that_has_no_handler_says_that_alone(start: Start) -> None:
+    """Not also that a process is dead that never held anything."""
+    command = start("--processes", "1", module="import ignis\napp = ignis.Ignis()\n")
+    assert command.wait() == 2
+    assert "no queue of this application has a handler" in command.log()
+    assert "is dead" not in command.log()
+
+
 def test_a_process_that_cannot_begin_ends_it_all(start: Start) -> None:
     command = start("--processes", "2", module="import nothing.of.that.kind\n")
     assert command.wait() == 2
@@ -431,6 +439,7 @@ def test_options_that_make_no_sense(start: Start) -> None:
         (("--processes", "2", "--autoscale", "3", "--burst"), "give one of them"),
         (("--processes", "3", "--autoscale", "2"), "max_workers = 2 is below min_workers = 3"),
         (("--processes", "2", "--max-rss", "much"), "is not a size"),
+        (("--processes", "2", "--max-rss", "5"), "'5' is 5 bytes, below 1M"),
         (("--processes", "2", "--health-bind", "0.0.0.0:0"), "say --public-bind"),
     ):
         command = start(*arguments)
