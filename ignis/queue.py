@@ -78,6 +78,7 @@ class Queue(PublishingQueue[M]):
         retry: RetryOption = None,
         batch_size: int | None = None,
         batch_wait_s: float | None = None,
+        **others: Any,
     ) -> Any:
         """Decorator: registers the queue's handler, ``fn(message)`` or ``fn(message, ctx)``, and returns it unchanged.
 
@@ -101,6 +102,7 @@ class Queue(PublishingQueue[M]):
         options = {
             "concurrency": concurrency, "pool": pool, "ignore": ignore, "timeout_s": timeout_s, "attempts": attempts,
             "retry": retry, "batch_size": batch_size, "batch_wait_s": batch_wait_s,
+            **others,  # an option that there is not is refused with its name
         }  # fmt: skip
 
         def register(target: F) -> F:

@@ -44,6 +44,11 @@ BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
 _OPTIONS = ("attempts", "batch_size", "batch_wait_s", "concurrency", "ignore", "pool", "retry", "timeout_s")
+_CELERYS = (
+    "acks_late", "autoretry_for", "bind", "default_retry_delay", "expires", "ignore_result", "max_retries", "name", "priority",
+    "queue", "rate_limit", "reject_on_worker_lost", "retry_backoff", "retry_backoff_max", "retry_jitter", "serializer",
+    "soft_time_limit", "throws", "time_limit",
+)  # fmt: skip
 _MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s", "retry")
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
@@ -303,8 +308,10 @@ def make_spec(
     """
     for name in options:
         if name not in _OPTIONS:
+            elsewhere = "docs/coming-from-celery.md says what is here for it; " if name in _CELERYS else ""
             raise ConfigError(
-                f"handler of queue {queue!r}: unknown option {shown(name)}; {meant(name, _OPTIONS)}known: {', '.join(_OPTIONS)}"
+                f"handler of queue {queue!r}: unknown option {shown(name)}; {elsewhere or meant(name, _OPTIONS)}"
+                f"known: {', '.join(_OPTIONS)}"
             )
     options = {name: value for name, value in options.items() if value is not None or name not in _MAY_BE_NONE}
     if "batch_wait_s" in options and "batch_size" not in options:
