@@ -16,7 +16,7 @@ import ignis
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import clock, open_store
 from ignis.storage.base import Store
-from ignis.storage.embedded.clock import open_clock
+from ignis.storage.embedded.clock import Boot, open_clock
 from ignis.storage.embedded.store import EmbeddedStore
 
 pytestmark = pytest.mark.integration
@@ -35,10 +35,10 @@ magazines, locks = store.magazines, store.locks
 """
 
 
-def elsewhere(url: str, step_s: float, script: str, *wrapper: str) -> str:
+def elsewhere(url: str, step_s: float, script: str, *wrapper: str, named: str = "") -> str:
     """What a process says whose wall clock is ahead by so much."""
     done = subprocess.run(
-        [*wrapper, sys.executable, "-c", PRELUDE + textwrap.dedent(script), url, str(step_s)],
+        [*wrapper, sys.executable, "-c", named + PRELUDE + textwrap.dedent(script), url, str(step_s)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -150,27 +150,97 @@ def test_a_container_with_a_clock_of_its_own_counts_alike(store: Store, url: str
 def test_a_lock_of_an_earlier_boot_ends_with_its_time_to_live(store: EmbeddedStore) -> None:
     """Whatever the wall clock says: a client of a broker may hold it from another machine."""
     assert store.locks.acquire("l", "before", 60) is not None
-    directory = store.directory
+    opened = store.directory
     up_ms = [1_000]
-    directory.here = directory.here._replace(boot="the next")
-    directory.clock = clock.StoreClock(clock.wall_ms() + 10**9, lambda: up_ms[0])
+    opened.boot = Boot("the next", began_ms=500)
+    opened.clock = clock.StoreClock(clock.wall_ms() + 10**9, lambda: up_ms[0])
     assert store.locks.acquire("l", "after", 60) is None
     assert store.locks.renew("l", "somebody", 60) is None
-    up_ms[0] = 61_000
+    up_ms[0] = 60_499
+    held = store.locks.get("l")
+    assert held is not None and abs(held.expires_at_ms - time.time() * 1000 - 1) < 100
+    up_ms[0] = 60_500
     assert store.locks.get("l") is None
     record = store.locks.acquire("l", "after", 60)
     assert record is not None and record.token == 2
 
 
 def test_the_wall_clock_is_read_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = open_clock(tmp_path, "boot-1")
+    def opened(boot: str, alone: bool = True) -> tuple[int, str]:
+        counts, this_boot = open_clock(tmp_path, boot, alone=alone)
+        return counts.offset_ms, this_boot.name
+
+    first, name = opened("boot-1")
+    assert name == "boot-1"
     monkeypatch.setattr(clock, "wall_ms", lambda: 5)
-    assert open_clock(tmp_path, "boot-1").offset_ms == first.offset_ms
-    second = open_clock(tmp_path, "boot-2")
-    assert second.offset_ms <= 5
+    assert opened("boot-1") == (first, "boot-1")
+    assert opened("boot-2", alone=False) == (first, "boot-1")
+    second, name = opened("boot-2")
+    assert second <= 5 and name == "boot-2"
     (tmp_path / "clock").write_bytes((tmp_path / "clock").read_bytes()[:-1] + b"!")
     monkeypatch.undo()
-    assert abs(open_clock(tmp_path, "boot-2").now_ms() - clock.wall_ms()) < 60_000
+    assert abs(opened("boot-2")[0] + clock.machine_ms() - clock.wall_ms()) < 60_000
+
+
+ANOTHER_BOOT = """
+from ignis.storage.embedded import directory
+named = directory.this_process
+directory.this_process = lambda: named()._replace(boot="another")
+"""
+"""What a container does that gives its boot a name of its own (LXC, systemd-nspawn)."""
+
+
+def test_a_container_that_names_its_boot_itself_is_in_the_boot_of_those_beside_it(store: Store, url: str) -> None:
+    store.magazines.load("m", [(0, batch())], HOUR_S / 2)
+    assert store.locks.acquire("l", "here", 60) is not None
+    theirs = """
+        locks.acquire("theirs", "there", 60)
+        print(locks.acquire("l", "there", 60), magazines.fire("m", 1, "there").total())
+    """
+    assert elsewhere(url, HOUR_S, theirs, named=ANOTHER_BOOT) == "None 1"
+    assert store.locks.acquire("theirs", "here", 60) is None
+    assert store.locks.renew("l", "here", 60) is not None
+    with open_store(url) as another:
+        assert abs(another.now_s() - time.time()) < 60
+
+
+def test_a_lock_outlives_a_container_that_names_its_boot_anew(url: str) -> None:
+    """Such as that of a broker, whose clients hold theirs from elsewhere. Nobody has the store open meanwhile."""
+    with open_store(url) as store:
+        assert store.locks.acquire("l", "a client", 60) is not None
+    theirs = 'print(locks.acquire("l", "another", 60), locks.renew("l", "a client", 60) is not None)'
+    assert elsewhere(url, 0, theirs, named=ANOTHER_BOOT) == "None True"
+
+
+def test_two_that_open_it_at_once_in_another_boot_agree(url: str, tmp_path: Path) -> None:
+    with open_store(url):
+        pass
+    script = """
+        sys.stdin.readline()
+        print(store.directory.boot, store.directory.clock.offset_ms, flush=True)
+        sys.stdin.readline()
+    """
+    for number in range(5):
+        named = ANOTHER_BOOT.replace("another", f"{number}-' + str(os.getpid()) + '").replace(
+            "\nnamed", "\nimport os\nnamed"
+        )
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", named + PRELUDE + textwrap.dedent(script), url, str(step)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for step in (0, HOUR_S)
+        ]
+        for one in both:
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+        said = [str(one.stdout and one.stdout.readline()) for one in both]
+        for one in both:
+            one.communicate("\n", timeout=30)
+        assert said[0] == said[1] and f"{number}-" in said[0]
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])

@@ -64,9 +64,10 @@ class Directory:
         prepare(path, options.create)
         try:
             self.owners = Owners(path, self.here)
-            # Before the logs: who wants to be alone with the directory is told that it is open.
-            self.owners.begin()
-            self.clock = open_clock(path, self.here.boot)
+            with self.owners.opening() as alone:
+                self.clock, self.boot = open_clock(path, self.here.boot, alone=alone)
+                # Before the logs: who wants to be alone with the directory is told that it is open.
+                self.owners.begin()
             self.keys = Keys(self.log("sync"), options.write_timeout_s)
             with without_means("store: maintenance"):
                 self._maintenance = Maintenance(lambda: list(self._logs.values()), self._look_round)

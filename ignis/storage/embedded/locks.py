@@ -37,7 +37,7 @@ class _Stored(msgspec.Struct):
     acquired_at_ms: int
     expires_at_ms: int
     boot: str = ""
-    """Of the machine, when the times were set."""
+    """As the store called it, when the times were set."""
     ttl_ms: int = 0
 
 
@@ -73,7 +73,7 @@ class EmbeddedLocks(LockStore):
             now_ms = directory.clock.now_ms()
             token = 1 if stored is None else stored.token + 1
             return self._changed(
-                name, before, _Stored(owner, token, now_ms, now_ms + ttl_ms, directory.here.boot, ttl_ms)
+                name, before, _Stored(owner, token, now_ms, now_ms + ttl_ms, directory.boot.name, ttl_ms)
             )
 
         return self._store.keys.change(plan, f"lock {name!r}")
@@ -89,7 +89,7 @@ class EmbeddedLocks(LockStore):
             if stored is None or not self._holds(stored, owner):
                 return [], None
             stored.expires_at_ms = directory.clock.now_ms() + ttl_ms
-            stored.boot, stored.ttl_ms = directory.here.boot, ttl_ms
+            stored.boot, stored.ttl_ms = directory.boot.name, ttl_ms
             return self._changed(name, before, stored)
 
         return self._store.keys.change(plan, f"lock {name!r}")
@@ -177,12 +177,13 @@ class EmbeddedLocks(LockStore):
     def _left_ms(self, stored: _Stored) -> int:
         """How long the lock still holds.
 
-        One of an earlier boot holds until its whole time to live has passed in this one: how long the machine was off
-        only the wall clock knows, which is not asked, and a broker's client on another machine may hold it still.
+        One of an earlier boot holds until its whole time to live has passed since the store was first opened in this one:
+        how long the machine was off only the wall clock knows, which is not asked, and a broker's client on another
+        machine may hold it still. Nor does a new boot prove that the machine was off: a container may name one anew.
         """
         directory = self._store.directory
-        if stored.boot and stored.boot != directory.here.boot:
-            return stored.ttl_ms - directory.clock.rising_ms()
+        if stored.boot and stored.boot != directory.boot.name:
+            return directory.boot.began_ms + stored.ttl_ms - directory.clock.rising_ms()
         return stored.expires_at_ms - directory.clock.now_ms()
 
     def _holds(self, stored: _Stored, owner: str) -> bool:
@@ -191,8 +192,8 @@ class EmbeddedLocks(LockStore):
     def _record(self, name: str, stored: _Stored) -> LockRecord:
         directory = self._store.directory
         expires_at_ms = stored.expires_at_ms
-        if stored.boot and stored.boot != directory.here.boot:
-            expires_at_ms = directory.clock.offset_ms + stored.ttl_ms
+        if stored.boot and stored.boot != directory.boot.name:
+            expires_at_ms = directory.clock.offset_ms + directory.boot.began_ms + stored.ttl_ms
         ahead_ms = directory.clock.ahead_ms()
         return LockRecord(name, stored.owner, stored.token, stored.acquired_at_ms - ahead_ms, expires_at_ms - ahead_ms)
 

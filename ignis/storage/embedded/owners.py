@@ -5,6 +5,8 @@ drops the lock with the last descriptor of that opening, however its process end
 The file holds nothing but a number drawn when it was made: who locked a byte of another file, which somebody has
 removed since, may live.
 
+One byte behind all of these is locked by whoever opens the directory: one at a time.
+
 A claim is stored under an owner's name and, behind ``0x1f``, what proves a death:
 
 * ``l<offset>@<number of the file>``: the store that made the claim. Dead when nobody holds that byte: so is everybody of an
@@ -21,6 +23,7 @@ import os
 import secrets
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +42,10 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of a 64-bit system
 _OFFSET_BITS = 62
 _FILE_NUMBER_BYTES = 16
 _ATTEMPTS = 16
+_OPENING = 1 << _OFFSET_BITS
+"""The byte of whoever opens the directory."""
+_DOCTOR = "another process holds all of it, as 'ignis doctor' does while it works"
+_OPENING_WAIT_S, _OPENING_PAUSE_S = 10.0, 0.005
 
 
 def stored_owner(owner: str, life: Life) -> str:
@@ -108,13 +115,46 @@ class Owners:
                     life = Life(fd, offset, self._file)
                     self._lives.add(life)
                     return life
-                raise StoreBusyError(
-                    f"store: {self._path}: no byte could be locked in {_ATTEMPTS} attempts: another process holds all of it, "
-                    "as 'ignis doctor' does while it works"
-                )
+                raise StoreBusyError(f"store: {self._path}: no byte could be locked in {_ATTEMPTS} attempts: {_DOCTOR}")
             except BaseException:
                 os.close(fd)
                 raise
+
+    @contextmanager
+    def opening(self) -> Iterator[bool]:
+        """Keeps out who else opens the directory until the block ends, and tells it whether nobody has it open. A life that began
+        within such a block is seen by all that come later.
+
+        Raises StoreUnreachableError; StoreBusyError while a doctor is at it, and where another opening lasts for 10 s.
+        """
+        fd = self._open()
+        try:
+            with store_errors(str(self._path)):
+                self._wait_for_opening(fd)
+                alone = _held_by(fd, 0, _OPENING) is None
+            try:
+                yield alone
+            finally:  # not with the descriptor alone: a child may have it
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, _OPENING))
+        finally:
+            os.close(fd)
+
+    def _wait_for_opening(self, fd: int) -> None:
+        until_s = time.monotonic() + _OPENING_WAIT_S
+        while True:
+            try:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, _OPENING))
+                return
+            except BlockingIOError:
+                held = _held_by(fd, _OPENING, 1)
+            if held == (0, 0):
+                raise StoreBusyError(f"store: {self._path}: {_DOCTOR}")
+            if time.monotonic() > until_s:
+                raise StoreBusyError(
+                    f"store: {self._path.parent} is being opened by another process for over {_OPENING_WAIT_S:g} s; let that "
+                    "process go on, or end it"
+                )
+            time.sleep(_OPENING_PAUSE_S)
 
     def end(self, life: Life) -> None:
         with self._lock:
@@ -141,10 +181,9 @@ class Owners:
             mine, named = os.fstat(self._probe), os.stat(self._path)
             if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
                 return False
-            answer = fcntl.fcntl(self._probe, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, offset))
+            return _held_by(self._probe, offset, 1) is None
         except (OSError, ValueError, struct.error):
             return False
-        return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Idempotent. Ends the lives that are left."""
@@ -185,6 +224,13 @@ def _told_read_only(directory: Path) -> Iterator[None]:
 
 def _flock(kind: int, offset: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
+
+
+def _held_by(fd: int, offset: int, count: int) -> tuple[int, int] | None:
+    """What somebody else has locked of these bytes: where it begins and how long it is, 0 = to the end. None = nothing."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, count, 0))
+    kind, _, start, length, _ = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else (start, length)
 
 
 def whole_file(kind: int) -> bytes:
