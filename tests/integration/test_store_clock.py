@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,16 @@ from pathlib import Path
 import pytest
 
 import ignis
+from ignis.errors import StoreFullError
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import clock, open_store
 from ignis.storage.base import Store
+from ignis.storage.embedded import clock as embedded_clock
+from ignis.storage.embedded import directory
 from ignis.storage.embedded.clock import Boot, open_clock
 from ignis.storage.embedded.store import EmbeddedStore
+from ignis.storage.process_identity import this_process
+from tests.support.disk import disk, fill_disk
 
 pytestmark = pytest.mark.integration
 
@@ -183,6 +189,7 @@ def test_the_wall_clock_is_read_once_a_boot(tmp_path: Path, monkeypatch: pytest.
 
 
 ANOTHER_BOOT = """
+from ignis.storage.embedded import clock as embedded_clock
 from ignis.storage.embedded import directory
 named = directory.this_process
 directory.this_process = lambda: named()._replace(boot="another")
@@ -241,6 +248,39 @@ def test_two_that_open_it_at_once_in_another_boot_agree(url: str, tmp_path: Path
         for one in both:
             one.communicate("\n", timeout=30)
         assert said[0] == said[1] and f"{number}-" in said[0]
+
+
+def test_another_boot_on_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with disk(tmp_path / "disk", "24m") as path:
+        url = f"embedded://{path}/store"
+        with open_store(url) as store:
+            store.magazines.declare("m", 1)
+            store.magazines.load("m", [(0, batch())], None)
+        fill_disk(path / "ballast")
+        here = this_process()
+        monkeypatch.setattr(directory, "this_process", lambda: here._replace(boot="b" * len(here.boot)))
+        before = (path / "store" / "clock").read_bytes()
+        with open_store(url) as store:
+            assert store.magazines.fire("m", 1, "o").total() == 1
+            after = (path / "store" / "clock").read_bytes()
+            assert after != before and len(after) == len(before)
+            with pytest.raises(StoreFullError):
+                store.magazines.load("m", [(0, PackedBatch.pack([encode_record(bytes(8 << 20))]))], None)
+
+
+def test_where_the_clock_cannot_be_stored_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that copies what is written over. An old file may not stay: others would go by it."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    open_clock(tmp_path, "boot-1", alone=True)
+    for module_name in ("write_whole", "overwrite"):
+        monkeypatch.setattr(embedded_clock, module_name, refuse)
+    counts, boot = open_clock(tmp_path, "boot-2", alone=True)
+    assert boot.name == "boot-2" and abs(counts.now_ms() - clock.wall_ms()) < 60_000
+    assert not (tmp_path / "clock").exists()
+    assert open_clock(tmp_path, "boot-2", alone=False)[1].name == "boot-2"
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])

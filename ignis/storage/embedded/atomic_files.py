@@ -10,7 +10,7 @@ from pathlib import Path
 from ignis.private_files import open_private
 from ignis.regular_files import read_bytes
 
-__all__ = ["create_whole", "read_or_none", "remove", "sync_directory", "write_whole"]
+__all__ = ["create_whole", "overwrite", "read_or_none", "remove", "sync_directory", "write_whole"]
 
 
 def sync_directory(path: Path) -> None:
@@ -27,6 +27,17 @@ def write_whole(path: Path, data: bytes) -> None:
     fresh = _write_beside(path, data)
     os.rename(fresh, path)
     sync_directory(path.parent)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Writes over a small file's bytes, which takes no room on most file systems. After a power cut it may be torn."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.pwrite(fd, data, 0)
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def create_whole(path: Path, data: bytes) -> None:

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from ignis.native import crc32c
 from ignis.storage import clock
-from ignis.storage.embedded.atomic_files import read_or_none, write_whole
+from ignis.storage.embedded.atomic_files import overwrite, read_or_none, remove, write_whole
+from ignis.storage.os_errors import NO_ROOM
 
 __all__ = ["Boot", "open_clock"]
 
@@ -62,8 +63,26 @@ def open_clock(directory: Path, boot: str, *, alone: bool) -> tuple[clock.StoreC
     if found is None or (alone and found[1].name != boot):
         rising_ms = clock.machine_ms()
         found = clock.check_era(clock.wall_ms()) - rising_ms, Boot(boot, rising_ms)
-        write_whole(path, _encode(*found))
+        _store(path, _encode(*found))
     return clock.StoreClock(found[0]), found[1]
+
+
+def _store(path: Path, data: bytes) -> None:
+    """On a disk without room over what is there: a name has the same length at each boot, and what is torn is told by its
+    checksum. Where even that takes room, what is there goes: who comes to make room must get in."""
+    try:
+        write_whole(path, data)
+    except OSError as exc:
+        if exc.errno not in NO_ROOM:
+            raise
+        try:
+            overwrite(path, data)
+        except FileNotFoundError:
+            return
+        except OSError as again:
+            if again.errno not in NO_ROOM:
+                raise
+            remove(path)
 
 
 def _encode(offset_ms: int, boot: Boot) -> bytes:
