@@ -346,7 +346,7 @@ class Scheduler:
         def note(record: QueueRecord) -> None:
             for name, stored in read_schedules(record).items():
                 one = fired.get(name)
-                if one is not None and one.stored.incarnation == stored.incarnation:
+                if one is not None and one.stored.life == stored.life:
                     _account(stored, one.plan, fired_at_ms, fence.epoch)
                     write_schedule(record, name, stored)
 

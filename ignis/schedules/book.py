@@ -28,6 +28,7 @@ from ignis.schedules.fire import load_ticks
 from ignis.schedules.stored import (
     MAX_BYTES,
     StoredSchedule,
+    count_from,
     draw_incarnation,
     drop_schedule,
     read_schedules,
@@ -229,7 +230,8 @@ class Schedules:
 
         def change(one: StoredSchedule, now_ms: int) -> None:
             if one.paused_at_ms:
-                one.paused_at_ms, one.done_ms = 0, now_ms
+                one.paused_at_ms = 0
+                count_from(one, now_ms)
 
         return self._change(name, queue, change)
 
@@ -321,7 +323,8 @@ class Schedules:
                 )  # fmt: skip
             if (one.cron, one.timezone, one.every_ms) != (asked.cron, asked.timezone, asked.every_ms):
                 one.cron, one.timezone, one.every_ms = asked.cron, asked.timezone, asked.every_ms
-                one.anchor_ms = one.done_ms = now_ms
+                one.anchor_ms = now_ms
+                count_from(one, now_ms)
             one.missed, one.codec, one.body = asked.missed, codec.name, base64.b64encode(body).decode()
             one.declared = told or one.declared
             write_schedule(record, asked.name, one)

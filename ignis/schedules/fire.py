@@ -53,7 +53,7 @@ def load_ticks(
     """
     body, flags = schedule.message(), _FLAGS[schedule.codec]
     ttl_s = record.message_expiry_s or None
-    chosen = [tick_id(name, schedule.incarnation, one) for one in ticks_ms] if ids is None else ids
+    chosen = [tick_id(name, schedule.life, one) for one in ticks_ms] if ids is None else ids
     by_shard: dict[int, list[bytes]] = {}
     for tick_ms, id in zip(ticks_ms, chosen, strict=True):
         meta = encode_meta({SCHEDULE_HEADER: name, TICK_HEADER: tick_text(tick_ms)})

@@ -25,6 +25,7 @@ __all__ = [
     "MAX_BYTES",
     "SCHEDULES",
     "StoredSchedule",
+    "count_from",
     "definitions",
     "draw_incarnation",
     "drop_schedule",
@@ -46,11 +47,14 @@ MAX_BYTES = 24 << 10
 _LAST_MS = 32_503_680_000_000
 """The year 3000."""
 _NUMBERS = (
-    "done_ms", "created_at_ms", "anchor_ms", "paused_at_ms", "last_tick_ms", "last_lag_ms", "fired", "missed_ticks",
+    "done_ms", "created_at_ms", "anchor_ms", "paused_at_ms", "last_tick_ms", "last_lag_ms", "fired", "missed_ticks", "restarts",
 )  # fmt: skip
 
 
-_COURSE = ("done_ms", "paused_at_ms", "fired", "missed_ticks", "last_tick_ms", "last_lag_ms", "epoch")
+_SKEW_MS = 5_000
+"""By so much the clocks of two machines may differ: a last tick that is ahead by no more is right."""
+
+_COURSE = ("done_ms", "paused_at_ms", "fired", "missed_ticks", "last_tick_ms", "last_lag_ms", "epoch", "restarts")
 """What changes while a schedule runs: who may work on its queue fires, pauses and resumes it."""
 
 
@@ -63,12 +67,13 @@ class StoredSchedule(msgspec.Struct, omit_defaults=True):
         every_ms, anchor_ms: when it ticks.
         missed: what becomes of ticks that nobody fired in time: ``skip``, ``once`` or ``all``.
         codec, body: the encoded message, in base64.
-        done_ms: ticks up to here are fired or left out; it never goes back while the schedule runs.
+        done_ms: ticks up to here are fired or left out; only `count_from` takes it back.
         created_at_ms, paused_at_ms: when; 0 = it is not paused.
         declared: what the code asked for last; see `Schedules.declare`.
         fired, missed_ticks: how many were fired, and how many were left out because they were missed.
         last_tick_ms, last_lag_ms: the last that was fired, and how late.
         epoch: of the leader that fired last.
+        restarts: how often it was told to count from a time before its last tick; see `count_from`.
     """
 
     incarnation: str
@@ -88,6 +93,12 @@ class StoredSchedule(msgspec.Struct, omit_defaults=True):
     last_tick_ms: int = 0
     last_lag_ms: int = 0
     epoch: int = 0
+    restarts: int = 0
+
+    @property
+    def life(self) -> str:
+        """What ids of ticks follow from: a schedule that comes to the same tick again in another one fires it again."""
+        return f"{self.incarnation}.{self.restarts}" if self.restarts else self.incarnation
 
     def timing(self) -> Timing:
         """When it ticks. Raises ConfigError: a package is missing here, or the zone is not known here."""
@@ -218,10 +229,20 @@ def drop_schedule(record: QueueRecord, name: str) -> None:
         record.extra.pop(SCHEDULES, None)
 
 
-def tick_id(name: str, incarnation: str, tick_ms: int) -> bytes:
+def count_from(one: StoredSchedule, now_ms: int) -> None:
+    """Ticks up to now are done with, and no others are. Where a clock that ran ahead has fired some, they come again, under other
+    ids. Where clocks differ by a little the last tick was right, and does not come again."""
+    if one.done_ms > now_ms + _SKEW_MS:
+        one.restarts += 1
+        one.done_ms = now_ms
+    else:
+        one.done_ms = max(one.done_ms, now_ms)
+
+
+def tick_id(name: str, life: str, tick_ms: int) -> bytes:
     """The id of a tick's message: the same for whoever fires the tick. It has the form of any id, a UUID that begins with a
     time."""
-    told = hashlib.blake2b(f"{incarnation}/{name}/{tick_ms}".encode(), digest_size=10).digest()
+    told = hashlib.blake2b(f"{life}/{name}/{tick_ms}".encode(), digest_size=10).digest()
     made = bytearray(max(0, tick_ms).to_bytes(8, "big")[-6:] + told)
     made[6] = 0x70 | made[6] & 0x0F
     made[8] = 0x80 | made[8] & 0x3F

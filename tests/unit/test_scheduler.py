@@ -191,6 +191,69 @@ def test_a_clock_far_behind_the_last_tick_is_said(
     assert scheduler.run_once().fired == 1
 
 
+@pytest.mark.parametrize("anew", ["resume", "change"])
+def test_ticks_that_a_wrong_clock_fired_come_again_when_it_counts_from_now(
+    app: ignis.Ignis, clock: Clock, anew: str
+) -> None:
+    app.schedules.add("s", queue="jobs", message=1, cron="* * * * *")
+    scheduler = candidate(app.store, clock)
+    for _ in range(5):
+        clock.now_s += 60
+        assert scheduler.run_once().fired == 1
+    clock.now_s = NOON_S + 30
+    for _ in range(2):  # the second time nothing was wrong
+        if anew == "resume":
+            app.schedules.pause("s")
+            app.schedules.resume("s")
+        else:
+            app.schedules.add("s", queue="jobs", message=1, cron="*/1 * * * *")
+            app.schedules.add("s", queue="jobs", message=1, cron="* * * * *")
+    for number in range(1, 8):
+        clock.now_s = NOON_S + 60 * number
+        for _ in range(2):  # leaders after each other
+            candidate(app.store, clock).run_once()
+        assert sum(ticks(app).values()) == app.schedules.get("s").fired == 5 + number
+
+
+def test_a_leader_that_a_wrong_clock_led_notes_nothing_behind_a_new_count(
+    app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.schedules.add("s", queue="jobs", message=1, cron="* * * * *")
+    first = candidate(app.store, clock)
+    clock.now_s += 300
+    assert first.run_once().fired == 1
+    clock.now_s += 300
+    real = app.store.magazines.load_once
+
+    def slow(*given: Any) -> Any:
+        found = real(*given)
+        clock.now_s = NOON_S + 30
+        app.schedules.pause("s")
+        app.schedules.resume("s")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(app.store.magazines, "load_once", slow)
+        first.run_once()
+    assert app.schedules.get("s").next_at == dt.datetime.fromtimestamp(NOON_S + 60, dt.timezone.utc)
+    clock.now_s = NOON_S + 60
+    assert candidate(app.store, clock).run_once().fired == 1
+    assert ticks(app) == {"2026-03-01T12:05:00Z": 1, "2026-03-01T12:10:00Z": 1, "2026-03-01T12:01:00Z": 1}
+
+
+def test_a_clock_that_is_a_little_behind_that_of_the_leader_repeats_no_tick(app: ignis.Ignis, clock: Clock) -> None:
+    app.schedules.add("s", queue="jobs", message=1, cron="* * * * *")
+    clock.now_s += 60
+    scheduler = candidate(app.store, clock)
+    assert scheduler.run_once().fired == 1
+    clock.now_s -= 2
+    app.schedules.pause("s")
+    app.schedules.resume("s")
+    clock.now_s += 2
+    assert scheduler.run_once().fired == 0
+    assert (sum(ticks(app).values()), app.schedules.get("s").fired) == (1, 1)
+
+
 @pytest.mark.parametrize("zone_tick", ["2026-03-29T01:00:00Z"])
 def test_through_the_gap_of_daylight_saving(app: ignis.Ignis, clock: Clock, zone_tick: str) -> None:
     clock.now_s = dt.datetime(2026, 3, 28, 12, tzinfo=dt.timezone.utc).timestamp()
