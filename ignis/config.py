@@ -322,7 +322,9 @@ class QueueSettings(_Settings):
         "how bodies are encoded; auto: raw for bytes and str, json otherwise",
         choices=("auto", "raw", "json", "msgpack"),
     )
-    max_message_bytes: int = _setting(1 << 20, "largest encoded body", 1, 16 << 20)
+    max_message_bytes: int = _setting(
+        1 << 20, 'largest encoded body that is published, and that a worker of pool="process" is given', 1, 16 << 20
+    )
     max_headers_bytes: int = _setting(
         16 << 10, "largest headers of one message, encoded; every consumer has room for 64 KiB", 0, 64 << 10
     )

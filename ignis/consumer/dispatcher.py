@@ -241,9 +241,13 @@ class Dispatcher:
                 if not worker.held_up
             )
         except MessageTooLargeError as exc:
-            # Stored under a larger limit than this consumer has; such a record is alone in its chunk.
+            # Stored under a larger limit than these worker processes were made for; such a record is alone in its chunk.
+            why = (
+                f"a record of {exc.size_bytes} bytes is over the {exc.limit_bytes} that the worker processes here have room for: "
+                "raise queue.max_message_bytes, start the application again, then shovel it back"
+            )
             for index in range(start, stop):
-                self._on_failed(chunk.first_id + index, Failure(REASON_UNREADABLE, str(exc)))
+                self._on_failed(chunk.first_id + index, Failure(REASON_UNREADABLE, why))
             return True
 
     def hand_out_again(self) -> None:

@@ -289,20 +289,44 @@ def test_messages_of_every_size(app: ignis.Ignis) -> None:
     assert sorted(sizes) == sorted(wanted)
 
 
-def test_a_message_over_this_consumers_limit_is_unreadable_here(store_url: str, new_app: MakeApp) -> None:
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_message_over_the_limit_of_this_process_is_handled(
+    store_url: str, new_app: MakeApp, pool: str, batch_size: int | None
+) -> None:
+    """The limit is about what a process publishes: what is stored and sound is delivered."""
     generous, strict = new_app(store_url), new_app(store_url)
     if store_url.startswith("memory"):
         strict = generous
     generous.magazine("blobs", bytes, shards=1, max_message_bytes=8 << 20).load(bytes(6 << 20))
     queue = strict.queue("blobs", bytes, shards=1, max_message_bytes=1_000)
-    seen: list[bytes] = []
-    queue.handler(seen.append)
+    seen: list[int] = []
+
+    def note(given: bytes | list[bytes]) -> None:
+        seen.extend(map(len, given if isinstance(given, list) else [given]))
+
+    async def note_soon(given: bytes | list[bytes]) -> None:
+        note(given)
+
+    queue.handler(note_soon if pool == "async" else note, batch_size=batch_size)
     queue.publish(b"small")
     strict.start()
     wait_idle(queue)
-    assert seen == [b"small"]
-    assert reasons(queue) == Counter({"unreadable": 1})
+    assert seen == [6 << 20, 5]
+    assert not sidelined(queue)
     assert strict.stop() is True
+
+
+def test_a_message_over_the_limit_of_worker_processes_is_set_aside(memory_app: ignis.Ignis, journal: Journal) -> None:
+    memory_app.magazine("jobs", max_message_bytes=8 << 20).load({"n": 2, "do": "none", "pad": "x" * (6 << 20)})
+    queue = jobs.register(memory_app, "jobs", "process", max_message_bytes=1_000)
+    queue.publish({"n": 1, "do": "none"})
+    memory_app.start()
+    wait_idle(queue)
+    (found,) = queue.sideline.peek(10)
+    assert found.envelope.reason == "unreadable"
+    assert found.envelope.error is not None and "raise queue.max_message_bytes" in found.envelope.error
+    assert "start 1" in journal.lines()
 
 
 def test_expired_messages_are_dropped_and_counted(app: ignis.Ignis) -> None:

@@ -571,7 +571,7 @@ def test_a_coroutine_that_fails_outside_its_handler_is_a_failure(batch_size: int
         pass
 
     spec, reports = HandlerSpec(handle, "jobs", batch_size=batch_size, attempts=2), Reports()
-    pool = CoroutinePool(spec, reports, lambda: BrokenRunner(spec, BodyCodec(None), {}), max_record_bytes=1 << 16)
+    pool = CoroutinePool(spec, reports, lambda: BrokenRunner(spec, BodyCodec(None), {}))
     pool.resize(1)
     chunk = chunk_of(1, ["a", "b"])
     assert pool.workers[0].submit(chunk, 0, 2)

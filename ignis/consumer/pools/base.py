@@ -388,11 +388,6 @@ def inbox_classes(max_message_bytes: int) -> tuple[tuple[int, int], ...]:
     return ((4 << 10, 64), (32 << 10, 16), (CHUNK_BYTES + _FRAME_OVERHEAD * 1024, 8), (largest, 3))
 
 
-def largest_part(max_message_bytes: int) -> int:
-    """The most bytes that are handed to a worker at a time, whatever its kind."""
-    return inbox_classes(max_message_bytes)[-1][0] - _FRAME_OVERHEAD
-
-
 INBOX_CAPACITY = 256
 
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import by_worker, timed
-from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
+from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker
 from ignis.consumer.pools.gathered import Gathered, records_of
 from ignis.consumer.runner import NOT_CALLED, Runner
 from ignis.consumer.taking import NO_MEMORY_S, add_one, wait_for_memory
-from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.errors import WorkerStartError
 from ignis.hooks import log_safely
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
@@ -96,7 +96,6 @@ class _LoopWorker(Worker):
         self.progress = Progress()
         self.stopping = False
         self.ended = False
-        self._largest = largest_part(pool.max_record_bytes)
         self._given: deque[Part] = deque()
         self._calls_ended = 0
         self._pumping = False  # a look at what was given is on its way
@@ -223,8 +222,6 @@ class _LoopWorker(Worker):
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
-        if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
-            raise MessageTooLargeError(nbytes, self._largest)
         if self.returning or self.stopping or not self.concurrency:
             return False
         self.submitted += stop - start
@@ -616,14 +613,12 @@ class CoroutinePool(Pool):
         sink: Sink,
         make_runner: Callable[[], Runner],
         *,
-        max_record_bytes: int,
         feeder: LoopFeeder | None = None,
     ) -> None:
         self.feeder = feeder
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
-        self.max_record_bytes = max_record_bytes
         self._worker: _LoopWorker | None = None
 
     @property

@@ -32,16 +32,14 @@ def make_pool(
 
     Args:
         codec: the name of the queue's body codec, for workers that cannot look into the store.
-        max_record_bytes: the largest record that may come.
+        max_record_bytes: the largest record that a worker process has room for.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a worker process may take until it is ready.
         cancel_grace_s: how long one may go on with a message that was cancelled.
         claims: a `Feeder` for threads that claim, a `LoopFeeder` for coroutines; None = they are fed, as processes always are.
     """
     if spec.pool == "async":
-        return CoroutinePool(
-            spec, sink, make_runner, max_record_bytes=max_record_bytes, feeder=cast("LoopFeeder | None", claims)
-        )
+        return CoroutinePool(spec, sink, make_runner, feeder=cast("LoopFeeder | None", claims))
     if spec.pool == "process":
         return ProcessPool(
             spec,
@@ -56,7 +54,6 @@ def make_pool(
         spec,
         sink,
         make_runner,
-        max_record_bytes=max_record_bytes,
         give_back_s=give_back_s,
         feeder=cast("Feeder | None", claims),
     )

@@ -46,7 +46,7 @@ class ProcessPool(Pool):
         spec: the handler.
         sink: where outcomes go.
         codec: the name of the queue's body codec.
-        max_record_bytes: the largest record that may come.
+        max_record_bytes: the largest record that a worker has room for.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a process may take until it is ready.
         cancel_grace_s: how long one may go on with a message that was cancelled.

@@ -11,11 +11,10 @@ from typing import Any
 
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.outcome import overrun_failure
-from ignis.consumer.pools.base import Chunk, Pool, Sink, Worker, largest_part
+from ignis.consumer.pools.base import Chunk, Pool, Sink, Worker
 from ignis.consumer.pools.leading import Feeder, Tray
 from ignis.consumer.pools.loop import WorkLoop
 from ignis.consumer.runner import Runner
-from ignis.errors import MessageTooLargeError
 from ignis.log_format import event_text
 from ignis.message import REASON_CRASH
 from ignis.native.histogram import Histogram
@@ -76,7 +75,6 @@ class _ThreadWorker(Worker):
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
         self.tray = Tray(self, pool.feeder)
-        self._largest = largest_part(pool.max_record_bytes)
         self._pool = pool
         spec = pool.spec
         self._loop = WorkLoop(
@@ -131,8 +129,6 @@ class _ThreadWorker(Worker):
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
-        if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
-            raise MessageTooLargeError(nbytes, self._largest)
         with self._lock:
             if self.going or self._loop.returning:
                 return False
@@ -215,7 +211,6 @@ class ThreadPool(Pool):
         sink: Sink,
         make_runner: Callable[[], Runner],
         *,
-        max_record_bytes: int,
         give_back_s: float,
         feeder: Feeder | None = None,
     ) -> None:
@@ -223,7 +218,6 @@ class ThreadPool(Pool):
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
-        self.max_record_bytes = max_record_bytes
         self.give_back_s = give_back_s
         self._workers: list[_ThreadWorker] = []
         self._leaving: list[_ThreadWorker] = []
