@@ -128,7 +128,8 @@ class Later:
         return found[0].due if found else None
 
     def cancel(self, *ids: Any) -> int:
-        """Removes the messages with these ids, as `publish` returns them; returns how many were there. Durable on return."""
+        """Removes the messages with these ids, as `publish` returns them; returns how many were there. On return that
+        is as durable as what is published to the queue."""
         return self._magazines.cancel_later(self._name, self._pointers(ids))
 
     def cancel_all(self) -> int:

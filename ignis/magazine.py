@@ -218,7 +218,7 @@ class Magazine(Generic[M]):
         headers: dict[str, Any] | None = None,
         deadline: Deadline | None = None,
     ) -> Published:
-        """Appends one message. It is durable on return.
+        """Appends one message. On return it is durable as the magazine's ``durability`` promises.
 
         Args:
             message: of the magazine's type.
@@ -280,8 +280,8 @@ class Magazine(Generic[M]):
         due_ms: int | None = None,
         deadline: Deadline | None = None,
     ) -> MessageIds:
-        """Appends messages, 8,192 or 64 MiB in each transaction. All are durable on return, and in order in each shard. Returns
-        their ids in order, which take 16 bytes each.
+        """Appends messages, 8,192 or 64 MiB in each transaction. On return all are durable, as the magazine's
+        ``durability`` promises, and in order in each shard. Returns their ids in order, which take 16 bytes each.
 
         What is no list or tuple is read as it is stored: those of the next transaction when the last are durable.
 

@@ -258,7 +258,7 @@ class Queue(PublishingQueue[M]):
 
         Returns where it was, or None where nobody has it: it was handled, or is in the sideline.
 
-        * ``"delayed"``, ``"waiting"``: it is removed, durable on return.
+        * ``"delayed"``, ``"waiting"``: it is removed, as durably as the queue keeps its messages.
         * ``"running"``: whoever handles it is told within about two seconds, on this machine or another. A coroutine is
           cancelled; a thread finds ``ctx.cancelled`` true; a worker process too, and is killed after
           ``consumer.cancel_grace_s`` (10 s). What breaks off goes to the sideline with the reason ``cancelled``; what ends by
@@ -278,8 +278,8 @@ class Queue(PublishingQueue[M]):
         """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.
 
         It uses transactions of at most 10,000 messages, so memory and delays for others are bounded. Others may publish
-        and consume meanwhile: claimed messages stay, and so does what is published from now on. Durable on return. When it
-        raises, or the process ends, some whole transactions were done. Thread-safe.
+        and consume meanwhile: claimed messages stay, and so does what is published from now on. On return that is as durable as
+        what is published to the queue. When it raises, or the process ends, some whole transactions were done. Thread-safe.
 
         Args:
             in_flight: also claimed messages. Handlers that run go on, and their acknowledgements find nothing.
@@ -302,7 +302,7 @@ class Queue(PublishingQueue[M]):
         """Removes those of the waiting messages that have one of these ids, and for which ``where(message)`` is true.
 
         There is no index: every waiting message is read once, which takes as long as consuming them without a
-        handler. Claimed messages stay. Durable on return. Thread-safe.
+        handler. Claimed messages stay. On return that is as durable as what is published to the queue. Thread-safe.
 
         Args:
             ids: as `publish` returns them: text, UUIDs or 16 bytes.

@@ -99,8 +99,8 @@ class PublishingQueue(QueueParts[M]):
         expires_in: Delay | None = None,
         expires_at: datetime | None = None,
     ) -> MessageIds:
-        """Stores many messages, 8,192 or 64 MiB in each transaction, and through a broker at most what a frame takes. All are
-        durable on return. Returns their ids in order, which take 16 bytes each.
+        """Stores many messages, 8,192 or 64 MiB in each transaction, and through a broker at most what a frame takes. On return
+        all are durable, as the queue's ``durability`` promises. Returns their ids in order, which take 16 bytes each.
 
         A generator is read as its messages are stored: those of the next transaction when the last are durable.
 

@@ -114,8 +114,8 @@ class Leases:
         return made
 
     def acknowledge(self, queue: str, by: str, receipts: Sequence[str]) -> int:
-        """Removes the messages for good; returns how many of them were still held. Durable on return. Raises StoreError: none of
-        them is acknowledged as far as is known, and the leases last."""
+        """Removes the messages for good; returns how many of them were still held. Durable as the queue is. Raises StoreError:
+        none of them is acknowledged as far as is known, and the leases last."""
         found = self._pop(queue, by, receipts)
         try:
             return self._store().magazines.delete(queue, _pointers(found)) if found else 0
@@ -144,7 +144,7 @@ class Leases:
 
     def release(self, queue: str, by: str, receipts: Sequence[str], error: str | None = None) -> int:
         """Gives the messages back to the tail of their queue, not counted; with an error to the sideline, as ``rejected``.
-        Returns how many were still held. Durable on return."""
+        Returns how many were still held. Durable as the queue is."""
         found = self._pop(queue, by, receipts)
         if not found:
             return 0
@@ -176,7 +176,7 @@ class Leases:
         return [(queue, by, count) for (queue, by), count in sorted(found.items())]
 
     def end(self, queue: str, by: str) -> int:
-        """Takes back all that a user has leased of a queue, not counted; returns how many messages. Durable on return."""
+        """Takes back all that a user has leased of a queue, not counted; returns how many messages. Durable as the queue is."""
         with self._lock:
             receipts = [one.receipt for one in self._held.values() if one.queue == queue and one.by == by]
         return self.release(queue, by, receipts)

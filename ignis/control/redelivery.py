@@ -47,7 +47,7 @@ def recover_owner(store: Store, owner: str, why: str, result: Recovered | None =
     """Moves what ``owner`` has claimed in any queue to the sideline, with the reason ``abandoned`` and one crash more: one
     of these messages may be what killed it. What it had claimed in a sideline goes back to that sideline's tail.
 
-    Safe beside the sweeper and beside others that do the same: what one has moved the other skips. Durable on return.
+    Safe beside the sweeper and beside others that do the same: what one has moved the other skips. Durable as the queue is.
 
     Args:
         store: any.
@@ -154,7 +154,7 @@ def set_aside(
     *,
     patient: bool = True,
 ) -> int:
-    """Moves abandoned messages of the main magazine to the sideline; returns how many moved. Durable on return.
+    """Moves abandoned messages of the main magazine to the sideline; returns how many moved. Durable as the queue is.
 
     Args:
         store, queue: where they are.

@@ -248,8 +248,8 @@ class Schedules:
         self._changed()
 
     def run(self, name: str, *, queue: str | None = None) -> str:
-        """Publishes the schedule's message now, beside its ticks, paused or not; returns the message's id. Durable on return.
-        Raises what `get` and publishing raise."""
+        """Publishes the schedule's message now, beside its ticks, paused or not; returns the message's id. Durable as the queue
+        is. Raises what `get` and publishing raise."""
         record, one = self._find(name, queue)
         id = new_id()
         load_ticks(self._store().magazines, record, name, one, [self._now_ms()], ids=[id])

@@ -77,7 +77,7 @@ class ClientCommands(Generic[S]):
         self: _Client[S], queue: str, record: bytes, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue",
         expires_in: Lasting = None, expires_at: datetime | None = None,
     ) -> tuple[int, int]:  # fmt: skip
-        """Stores one record (see `ignis.native.encode_record`); durable on return. Returns (shard, pointer).
+        """Stores one record (see `ignis.native.encode_record`); durable as the queue is. Returns (shard, pointer).
 
         ``ttl_s`` is for the store, which drops the record then. ``expires_in`` or ``expires_at`` is a deadline in its envelope,
         by this machine's wall clock: no handler begins with the message after it, and it goes where the queue's ``on_expiry``
@@ -89,8 +89,8 @@ class ClientCommands(Generic[S]):
         self: _Client[S], queue: str, batches: Batches, *, ttl_s: Ttl = "queue",
         expires_in: Lasting = None, expires_at: datetime | None = None,
     ) -> list[tuple[int, int, int]]:  # fmt: skip
-        """Stores packed batches; durable on return. Returns (shard, first pointer, count) for each. Deadlines are as for `send`;
-        with one the batches are packed anew."""
+        """Stores packed batches; durable as the queue is. Returns (shard, first pointer, count) for each. Deadlines are as
+        for `send`; with one the batches are packed anew."""
         if expires_in is not None or expires_at is not None:
             batches = mortal_batches(batches, expires_in, expires_at)
         return self.ask(requests.send_batch(queue, batches, ttl_s=ttl_s))
@@ -100,8 +100,8 @@ class ClientCommands(Generic[S]):
         self: _Client[S], queue: str, record: bytes, delay_s: float, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue",
         expires_in: Lasting = None, expires_at: datetime | None = None,
     ) -> tuple[int, int]:  # fmt: skip
-        """Stores one record that nobody gets for so many seconds, by the store's clock; durable on return. Returns where it waits
-        until then: (shard, pointer), as `list_later` tells them. Deadlines are as for `send`, from now on."""
+        """Stores one record that nobody gets for so many seconds, by the store's clock; durable as the queue is. Returns where it
+        waits until then: (shard, pointer), as `list_later` tells them. Deadlines are as for `send`, from now on."""
         record = mortal(record, expires_in, expires_at)
         return self.ask(later_requests.send_later(queue, record, delay_s, shard=shard, ttl_s=ttl_s))
 

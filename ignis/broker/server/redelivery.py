@@ -148,7 +148,7 @@ class Redelivery:
 
     def count_crash(self, magazine: str, runs: list[PointerRange]) -> int:
         """Gives the runs back with one crash more each, or sets them aside; returns how many were set aside. In a thread of the
-        store's; durable on return. What was moved by an earlier try that failed half way is left alone.
+        store's; durable as the queue is. What was moved by an earlier try that failed half way is left alone.
 
         A time to live goes on, as with every move to a sideline.
 

@@ -49,8 +49,8 @@ class SettingAside:
         self._items.setdefault(reason, []).append(Transfer(shard, pointer, fresh, shard))
 
     def move(self) -> int:
-        """Moves them; returns how many moved. Durable on return. Those of one reason go together, so that what moved before a
-        failure is counted too, and what another had moved is not. Raises what a transfer raises."""
+        """Moves them; returns how many moved. Durable as the queue is. Those of one reason go together, so that what moved before
+        a failure is counted too, and what another had moved is not. Raises what a transfer raises."""
         items, self._items = self._items, {}
         moved = 0
         for reason, some in items.items():

@@ -118,7 +118,7 @@ def ingest(
     accept_changes: bool = False,
     progress: Progress | None = None,
 ) -> IngestSummary:
-    """Publishes the rows of the files that no finished run has read; all are durable on return.
+    """Publishes the rows of the files that no finished run has read; on return all are durable as the queue is.
 
     A run that was begun and not finished is taken up first, with the files that it had; files that came later are for
     the next call. A file that has only grown since it was read is read from where it ended; one whose content is the same

@@ -253,13 +253,34 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
-def test_what_a_call_flushes(tmp_path: Path) -> None:
-    """One write for a call, and in `sync` one flush, however many messages it has. The background's are not counted."""
+REMOVALS = """
+import os, sys
+import ignis
+app = ignis.Ignis(sys.argv[1], store={"sync_interval_ms": 3_600_000})
+ids, later = {}, {}
+for name in ("none", "interval", "sync"):
+    queue = app.queue(name, int, shards=1, durability=name)
+    ids[name] = queue.publish_many([1, 2, 3])
+    later[name] = [queue.publish(4, delay=3_600).id for _ in range(2)]
+for name in ("none", "interval", "sync"):
+    queue = app.queue(name, int)
+    os.write(2, b"BEGIN " + name.encode())
+    assert queue.delete([ids[name][0]]).deleted == 1
+    assert queue.cancel(ids[name][1]) == "waiting"
+    assert queue.cancel(later[name][0]) == "delayed"
+    assert queue.later.cancel(later[name][1]) == 1
+    assert queue.purge().waiting == 1
+os.write(2, b"BEGIN end")
+os._exit(0)
+"""
+
+
+def calls_of(script: str, tmp_path: Path) -> dict[str, tuple[int, int]]:
+    """How often the thread of the script writes and flushes in each of its parts. The background's are not counted."""
     trace = tmp_path / "trace"
     command = ["strace", "-f", "-o", str(trace), "-e", "trace=write,pwrite64,pwritev,pwritev2,fdatasync,fsync"]
     done = subprocess.run(
-        [*command, sys.executable, "-c", LOADS, f"embedded://{tmp_path}/store"],
+        [*command, sys.executable, "-c", script, f"embedded://{tmp_path}/store"],
         capture_output=True,
         timeout=60,
         check=True,
@@ -272,7 +293,18 @@ def test_what_a_call_flushes(tmp_path: Path) -> None:
     for part in mine.split("BEGIN ")[1:-1]:
         name = part.partition('"')[0]
         found[name] = (part.count("pwrite"), part.count("fdatasync(") + part.count("fsync("))
-    assert found == {"none": (20, 0), "interval": (20, 0), "sync": (20, 20)}
+    return found
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_what_a_call_flushes(tmp_path: Path) -> None:
+    """One write for a call, and in `sync` one flush, however many messages it has."""
+    assert calls_of(LOADS, tmp_path) == {"none": (20, 0), "interval": (20, 0), "sync": (20, 20)}
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_removing_flushes_as_publishing_does(tmp_path: Path) -> None:
+    assert calls_of(REMOVALS, tmp_path) == {"none": (5, 0), "interval": (5, 0), "sync": (5, 5)}
 
 
 def test_memory_survives_nothing() -> None:
