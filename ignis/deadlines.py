@@ -21,6 +21,7 @@ __all__ = [
     "ON_EXPIRY",
     "SIDELINE",
     "Deadline",
+    "check_deadline",
     "deadline_ms",
     "deadline_of",
     "note_on_expiry",
@@ -44,6 +45,17 @@ class Deadline(NamedTuple):
     def ttl_within(self, ttl_s: float | None) -> float | None:
         """The time to live for the store, where messages have this one without a deadline; None = for ever."""
         return ttl_s if self.ttl_s is None else self.ttl_s if ttl_s is None else min(ttl_s, self.ttl_s)
+
+
+def check_deadline(deadline: Any) -> int | None:
+    """What the envelope is told of it, where there is one. Raises ConfigError for what `deadline_of` has not made."""
+    if deadline is None:
+        return None
+    if isinstance(deadline, Deadline):
+        at_ms, ttl_s = deadline
+        if type(at_ms) is int and 0 < at_ms < 1 << 53 and (ttl_s is None or type(ttl_s) in (int, float)):
+            return at_ms
+    raise ConfigError(f"deadline = {shown(deadline)} is none: give expires_in or expires_at to the queue's publish")
 
 
 def deadline_of(store: Store, expires_in: Any, expires_at: Any, on_expiry: str) -> Deadline | None:

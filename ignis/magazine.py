@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
-from ignis.deadlines import Deadline
+from ignis.deadlines import Deadline, check_deadline
 from ignis.errors import (
     ConfigError,
     IgnisError,
@@ -240,7 +240,7 @@ class Magazine(Generic[M]):
                     return _row(Published, loaded)
             meta = b""
         else:
-            meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
+            meta = encode_meta(headers, self.max_headers_bytes, check_deadline(deadline))
         shards = self.shards
         batches, ids = PackedBatch.pack_bodies(
             [body],
@@ -316,7 +316,7 @@ class Magazine(Generic[M]):
         ``key`` computes a message's key when the message is read. Other arguments and errors are those of `load_many`.
         """
         encode_all = self.codec.encode_all
-        meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
+        meta = encode_meta(headers, self.max_headers_bytes, check_deadline(deadline))
         beside_bytes, most_bytes = len(meta) + _ENVELOPE_BYTES, self._magazines.most_load_bytes
         there = self.codec.takes_any and isinstance(messages, (list, tuple))
         todo = encoded_parts(source_of(messages, key, keys), encode_all, beside_bytes, most_bytes, there=there)

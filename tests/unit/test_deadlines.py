@@ -118,6 +118,17 @@ def test_the_shorter_of_two_times_to_live_holds() -> None:
     assert Deadline(1, None).ttl_within(9.0) == 9.0
 
 
+@pytest.mark.parametrize(
+    "wrong", [Deadline("1", None), Deadline(True, None), Deadline(0, 1.0), Deadline(1, "1"), (1, None)]
+)  # type: ignore[arg-type]
+def test_what_is_no_deadline_is_refused(wrong: Any, memory_app: ignis.Ignis) -> None:
+    magazine = memory_app.magazine("raw", bytes)
+    for load in (lambda: magazine.load(b"x", deadline=wrong), lambda: magazine.load_many([b"x"], deadline=wrong)):
+        with pytest.raises(ConfigError, match="is none: give expires_in"):
+            load()
+    assert magazine.pending() == 0
+
+
 def test_the_limit_of_the_headers_is_about_the_headers() -> None:
     headers = {"a": "x" * 20}
     meta = encode_meta(headers, len(encode_meta(headers)), 1_600_000_000_000)

@@ -82,6 +82,7 @@ def odd_for(kind: str) -> list[Any]:
         "bool": lambda v: not isinstance(v, bool),
         "key": lambda v: (v is not None and not _is(v, str, bytes, bytearray)) or (_is(v, str) and HALF in v),
         "headers": lambda v: v is not None and not isinstance(v, dict),
+        "deadline": lambda v: v is not None,
         "iterable": lambda v: not hasattr(v, "__iter__"),
         "fired": lambda v: not hasattr(v, "__iter__") or bool(v),
         "keys": lambda v: v is not None,
@@ -232,10 +233,10 @@ CALLS = [
         "timeout": "timeout", "rate": "above 0", "nonsense": "name",
     }),
     Call("magazine.load", lambda w, **a: w.raw.load(**{"message": b"", **a}), {
-        "message": "bytes", "key": "key", "headers": "headers",
+        "message": "bytes", "key": "key", "headers": "headers", "deadline": "deadline",
     }),
     Call("magazine.load_many", lambda w, **a: w.raw.load_many(**{"messages": [b""], **a}), {
-        "messages": "iterable", "keys": "keys", "headers": "headers",
+        "messages": "iterable", "keys": "keys", "headers": "headers", "deadline": "deadline", "due_ms": "deadline",
     }),
     Call("magazine.fire", lambda w, limit: w.raw.fire(limit), {"limit": "name"}),
     Call("magazine.peek", lambda w, limit: w.raw.peek(limit), {"limit": "name"}),
