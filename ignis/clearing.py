@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from ignis.config import check_whole, shown
-from ignis.errors import ConfigError, StoreFullError, UnreadableMessageError
+from ignis.errors import ConfigError, IgnisError, StoreFullError, UnreadableMessageError
 from ignis.message import Message, message_id
 from ignis.storage.base import MagazineStore
 from ignis.storage.purging import PURGE_BATCH
@@ -20,6 +21,27 @@ _PAST = 1 << 62
 Match = Callable[["bytes | None"], bool]
 """Whether a stored record is meant; None is one that does not match its checksum."""
 Progress = Callable[[int], None]
+
+
+class _Removed:
+    """How many messages the transactions of one call have removed so far. What ends its block says so."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Removed:
+        return self
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        if not self.count or exc is None:
+            return
+        if isinstance(exc, IgnisError):
+            exc.tell_of_removed(self.count)
+            return
+        with contextlib.suppress(Exception):  # of `where`, or of who ends the call; some errors take no attributes
+            exc.removed_messages = self.count  # type: ignore[attr-defined]
+            if hasattr(exc, "add_note"):  # from Python 3.11 on
+                exc.add_note(f"{self.count:,} messages were removed before")
 
 
 class Purged(NamedTuple):
@@ -40,7 +62,14 @@ def purge(magazines: MagazineStore, name: str, *, in_flight: bool = False, progr
     """Removes what is in a magazine when the call begins, 10,000 messages a transaction, fewer on a full disk.
 
     ``progress`` is called after each with how many it removed. Raises QueueNotFoundError and the store's errors: what was
-    removed by then is gone."""
+    removed by then is gone, and counted as their ``removed_messages``."""
+    with _Removed() as removed:
+        return _purge(magazines, name, in_flight, progress, removed)
+
+
+def _purge(
+    magazines: MagazineStore, name: str, in_flight: bool, progress: Progress | None, removed: _Removed
+) -> Purged:
     limit = PURGE_BATCH
     waiting = claimed = 0
     left = None
@@ -53,6 +82,7 @@ def purge(magazines: MagazineStore, name: str, *, in_flight: bool = False, progr
             limit = max(1, limit // 4)
             continue
         waiting, claimed, left = waiting + step.waiting, claimed + step.in_flight, step.left
+        removed.count = waiting + claimed
         if progress is not None:
             progress(step.waiting + step.in_flight)
         if not step.left:
@@ -98,10 +128,24 @@ def delete_matching(
 ) -> Deleted:
     """Looks through what waits in a magazine when the call begins, and removes what matches, a page of 1,000 at a time.
 
-    It reads every waiting message once, in order of shards and pointers. What somebody claims meanwhile stays his.
+    It reads every waiting message once, in order of shards and pointers. What somebody claims meanwhile stays his. Raises the
+    store's errors and those of ``match``: what was removed by then is gone, and counted as their ``removed_messages``.
     """
     if limit is not None:
         check_whole(limit, "limit", 0)
+    with _Removed() as removed:
+        return _delete_matching(magazines, name, match, limit, dry_run, progress, removed)
+
+
+def _delete_matching(
+    magazines: MagazineStore,
+    name: str,
+    match: Match,
+    limit: int | None,
+    dry_run: bool,
+    progress: Progress | None,
+    removed: _Removed,
+) -> Deleted:
     ends = {one.shard: one.load_pointer for one in magazines.metadata(name)}
     after: dict[int, int] = {}
     deleted = looked_at = 0
@@ -120,7 +164,10 @@ def delete_matching(
                 found.setdefault(shard, []).append(pointer)
                 count += 1
         if found:
-            deleted += count if dry_run else magazines.delete_waiting(name, found)
+            if dry_run:
+                deleted += count
+            else:
+                deleted = removed.count = deleted + magazines.delete_waiting(name, found)
         if progress is not None:
             progress(len(page))
         if len(page) < _PAGE:

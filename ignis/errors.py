@@ -15,12 +15,14 @@ class IgnisError(Exception):
     """Root of every error that ignis raises.
 
     Attributes: ``code`` (a fixed text that names the class), ``retryable`` (whether the same call may succeed later),
-    ``stored_messages`` (of a call with many messages: how many of the first are stored all the same).
+    ``stored_messages`` (of a call with many messages: how many of the first are stored all the same), ``removed_messages``
+    (of one that removes many: how many are gone all the same).
     """
 
     code = "error"
     retryable = False
     stored_messages = 0
+    removed_messages = 0
 
     def tell_of_many(self, index: int | None, stored: int) -> None:
         """Adds which message of a call with many it is about, and how many of the first are stored."""
@@ -30,6 +32,11 @@ class IgnisError(Exception):
             f"{text}; the first {stored:,} messages of the call are stored" if stored else text,
             *self.args[1:],
         )
+
+    def tell_of_removed(self, count: int) -> None:
+        """Adds how many messages the call had removed before."""
+        self.removed_messages = count
+        self.args = (f"{self}; {count:,} messages were removed before", *self.args[1:])
 
 
 # -- the caller's mistake ------------------------------------------------------------------------------------

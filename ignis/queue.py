@@ -279,7 +279,8 @@ class Queue(PublishingQueue[M]):
 
         It uses transactions of at most 10,000 messages, so memory and delays for others are bounded. Others may publish
         and consume meanwhile: claimed messages stay, and so does what is published from now on. On return that is as durable as
-        what is published to the queue. When it raises, or the process ends, some whole transactions were done. Thread-safe.
+        what is published to the queue. When it raises, or the process ends, some whole transactions were done; the error says
+        how many messages that are, as ``removed_messages``. Thread-safe.
 
         Args:
             in_flight: also claimed messages. Handlers that run go on, and their acknowledgements find nothing.
@@ -313,7 +314,7 @@ class Queue(PublishingQueue[M]):
             dry_run: only count.
 
         Raises ConfigError, InvalidMessageError for an invalid id, QueueNotFoundError, StoreError, and what ``where`` raises:
-        what was removed by then is gone.
+        what was removed by then, a thousand messages looked at in each transaction, is gone, and counted as ``removed_messages``.
         """
         magazine = self.sideline if sideline else self.main
         match = match_messages(ids, where)
