@@ -259,10 +259,10 @@ class Queue(PublishingQueue[M]):
         Returns where it was, or None where nobody has it: it was handled, or is in the sideline.
 
         * ``"delayed"``, ``"waiting"``: it is removed, as durably as the queue keeps its messages.
-        * ``"running"``: whoever handles it is told within about two seconds, on this machine or another. A coroutine is
-          cancelled; a thread finds ``ctx.cancelled`` true; a worker process too, and is killed after
-          ``consumer.cancel_grace_s`` (10 s). What breaks off goes to the sideline with the reason ``cancelled``; what ends by
-          itself before is done.
+        * ``"running"``: somebody has claimed it. Who did so by hand is not told. A handler is told within about two seconds, on
+          this machine or another. A coroutine is cancelled; a thread finds ``ctx.cancelled`` true; a worker process too, and
+          is killed after ``consumer.cancel_grace_s`` (10 s). What breaks off goes to the sideline with the reason
+          ``cancelled``; what ends by itself before is done.
 
         There is no index of ids: it reads what waits until it has found the message. In a batch nothing is cancelled.
 

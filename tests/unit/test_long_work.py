@@ -126,6 +126,27 @@ def test_a_request_whose_worker_died_is_not_met_by_the_next_delivery(app: ignis.
     assert requests_of(record) == {uuid.UUID(ids[1]).bytes}, "that of the one that is still claimed"
 
 
+@pytest.mark.parametrize("how", ["reloaded", "tried again"])
+def test_a_request_that_nobody_was_told_of_waits_for_the_next_delivery(app: ignis.Ignis, how: str) -> None:
+    """Who claims by hand is not told."""
+    queue = app.queue("jobs", str, shards=1, shovel_interval=0)
+    published = queue.publish("a")
+    fired = queue.main.fire(1)
+    assert queue.cancel(published.id) == "running"
+    if how == "reloaded":
+        assert queue.main.reload(fired) == 1
+    else:
+        item = Transfer(fired[0].shard, fired[0].pointer, fired[0].record or b"", 0)
+        assert app.store.magazines.defer("jobs", [item], [1]) == 1
+    handler = Polite()
+    queue.handler(handler)
+    app.start()
+    try:
+        assert reason_of(queue) == (published.id, "cancelled")
+    finally:
+        handler.over.set()
+
+
 def test_a_thread_that_does_not_look_comes_to_its_end(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", str, shards=1)
     begun, over = threading.Event(), threading.Event()
