@@ -19,7 +19,7 @@ from ignis.errors import (
     ScheduleNotFoundError,
 )
 from ignis.schedules.fire import SCHEDULE_HEADER, TICK_HEADER, remember_s
-from ignis.schedules.stored import MAX_BYTES, SCHEDULES, read_schedules, tick_id
+from ignis.schedules.stored import MAX_BYTES, SCHEDULES, definitions, read_schedules, tick_id
 from ignis.storage.base import QueueRecord
 from tests.support import eventually
 
@@ -116,6 +116,20 @@ def test_ticks_while_it_is_paused_are_not_missed(app: ignis.Ignis, clock: Clock)
     app.schedules.resume("s")  # runs already: nothing changes
     assert app.scheduler().run_once().fired == 1
     assert app.schedules.get("s").missed_ticks == 0
+
+
+def test_resuming_after_a_wrong_clock_changes_no_definition(app: ignis.Ignis, clock: Clock) -> None:
+    """Who may work on the queue, and not manage it, resumes its schedules through a broker."""
+    app.schedules.add("s", queue="jobs", message=1, every="1h")
+    clock.now_s += 3_600
+    assert app.scheduler().run_once().fired == 1
+    clock.now_s -= 3_000
+    before = app.store.queues.get("jobs")
+    app.schedules.pause("s")
+    app.schedules.resume("s")
+    after = app.store.queues.get("jobs")
+    assert before is not None and after is not None and definitions(before) == definitions(after)
+    assert app.schedules.get("s").next_at == dt.datetime.fromtimestamp(clock.now_s + 3_000, dt.timezone.utc)
 
 
 def test_a_change_of_its_times_counts_from_now(app: ignis.Ignis, clock: Clock) -> None:

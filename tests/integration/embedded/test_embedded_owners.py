@@ -14,6 +14,7 @@ import pytest
 from ignis.errors import StoreBusyError
 from ignis.storage import open_store
 from ignis.storage.base import Owner, Process
+from ignis.storage.embedded import owners as owners_module
 from ignis.storage.embedded.check import Alone
 from ignis.storage.embedded.owners import Owners, owner_text, process_of, stored_owner
 from ignis.storage.process_identity import this_process
@@ -131,6 +132,43 @@ sys.stdin.read()
         for one in both:
             one.communicate("", timeout=20)
     assert [owners.dead(name) for name in names] == [True, True]
+    owners.close()
+
+
+def test_one_opens_at_a_time_and_sees_who_has_it_open(
+    owners: Owners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_and_stay(say: object) -> None:
+        theirs = Owners(tmp_path, this_process())
+        with theirs.opening() as alone:
+            theirs.begin()
+            say(str(alone))  # type: ignore[operator]
+            forever()
+
+    monkeypatch.setattr(owners_module, "_OPENING_WAIT_S", 0.1)
+    with Child(open_and_stay) as child:
+        assert child.line() == "True"
+        os.kill(child.pid, 19)  # SIGSTOP
+        with pytest.raises(StoreBusyError, match="is being opened by another process"), owners.opening():
+            pass
+        child.kill()
+        child.join()
+    with owners.opening() as alone:
+        assert alone
+        life = owners.begin()
+    other = Owners(tmp_path, this_process())
+    with other.opening() as alone:
+        assert not alone
+    owners.end(life)
+    with other.opening() as alone:
+        assert alone
+    other.close()
+    owners.close()
+
+
+def test_nobody_opens_beside_a_doctor(owners: Owners, tmp_path: Path) -> None:
+    with Alone(tmp_path), pytest.raises(StoreBusyError, match="as 'ignis doctor' does"), owners.opening():
+        pass
     owners.close()
 
 
