@@ -38,7 +38,7 @@ typedef struct ign_store_options {
     uint64_t undo_capacity;    /* words that one transaction may change and be undone cheaply: 8192 */
     uint64_t stopped_after_ns; /* who holds the lock for so long is passed over: 2 s */
     uint64_t busy_after_ns;    /* a call that waited so long for the lock fails with IGN_E_BUSY: 30 s */
-    uint64_t checkpoint_bytes; /* of log between two checkpoints: 64 MiB */
+    uint64_t checkpoint_bytes; /* of log between two checkpoints, if the state does not take more: 64 MiB */
     uint64_t repack_bytes;     /* a state that is smaller stays as it is, though most of it is free: 768 KiB. 1: every one is repacked */
     uint64_t max_bytes;        /* living batches take no more: what would be over fails with IGN_E_NO_ROOM and ENOBUFS. No limit */
     ign_store_lost *lost;      /* with IGN_E_LOST from ign_store_open: what is missing */

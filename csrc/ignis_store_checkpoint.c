@@ -29,7 +29,7 @@
 #define MAGIC 0x31504B43534E4749ull
 #define BYTE_ORDER_MARK 0x01020304u
 
-enum { PIECE = 1 << 20, MEMORY = 16 << 20 };
+enum { PIECE = 1 << 20, MEMORY = 16 << 20, LARGE = 32 << 20 };
 
 typedef struct header {
     uint64_t magic;
@@ -193,16 +193,17 @@ static int copy_shared(ign_store *store, ign_generation *g, ign_ctl *ctl, uint64
     return rc;
 }
 
+/* Half of it is free; or it is so large that what is copied says more than what is free: blocks are not full. */
 static bool is_loose(const ign_store *store, const ign_ctl *ctl)
 {
-    uint64_t least = store->options.repack_bytes;
+    uint64_t least = store->options.repack_bytes, used = ctl->root->used;
 #ifdef IGN_MUTANT_NO_REPACK
     return false;
 #endif
-    return !ctl->in_memory && (least == 1 || (ctl->root->used >= least && ign_ctl_free_bytes(ctl) >= ctl->root->used / 2));
+    return !ctl->in_memory && (least == 1 || used >= LARGE || (used >= least && ign_ctl_free_bytes(ctl) >= used / 2));
 }
 
-/* A state of which half is free gives way to one without holes. When there is no room for that it stays as it is. */
+/* A loose state gives way to one without holes. When there is no room for that it stays as it is. */
 static int repack(ign_store *store, ign_ctl *ctl, char name[IGN_STORE_NAME_MAX], uint64_t generation)
 {
     char other[IGN_STORE_NAME_MAX];

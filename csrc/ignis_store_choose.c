@@ -3,9 +3,9 @@
  * All files together may take twice what lives and 32 MiB (or 4 segments, if that is less), beside what is dead or laid out ahead. Beyond that the
  * segment is emptied that gives back most for what it takes.
  *
- * The state has a place for each batch, whatever its size. What they take may be an eighth of what lives, and 16 MiB (or a segment). Beyond that the segment with the
- * most of them is packed: small batches are moved out of it and become one with their neighbours. Where they have none, that was in vain,
- * and nothing is packed until there are twice as many.
+ * The state has a place for each batch, whatever its size. What they take may be an eighth of what lives (256 MiB at most), and 16 MiB (or a segment).
+ * Beyond that the segment with the most of them is packed: small batches are moved out of it and become one with their neighbours. Where they have none,
+ * that was in vain, and nothing is packed until there are twice as many.
  *
  * When the disk has no more room, a segment is emptied whenever that gives any back.
  */
@@ -17,6 +17,7 @@ enum {
     STATE_SEGMENTS = 1,
     STATE_BYTES = 16 << 20,
     STATE_PART = 8,
+    STATE_MOST = 256 << 20,
     BATCH_TAKES = 384, /* beside the log: its place in the state, in two checkpoints, and in what is kept for another two */
     ARENAS = 3,        /* as large as the one with the state: itself, and what is kept for two checkpoints */
     IMAGES = 2,
@@ -57,7 +58,8 @@ static bool takes_too_much(const ign_store *store, const ign_store_figures *figu
 
 static bool has_many_batches(const ign_store *store, const ign_store_figures *figures)
 {
-    return figures->batches * BATCH_TAKES > figures->living_bytes / STATE_PART + least(store, STATE_SEGMENTS, STATE_BYTES);
+    uint64_t part = figures->living_bytes / STATE_PART;
+    return figures->batches * BATCH_TAKES > (part < STATE_MOST ? part : STATE_MOST) + least(store, STATE_SEGMENTS, STATE_BYTES);
 }
 
 bool ign_store_may_choose(const ign_store *store, const ign_store_figures *figures)

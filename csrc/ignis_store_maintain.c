@@ -167,8 +167,9 @@ static int checkpoint(ign_store *store, ign_generation *g, ign_store_figures *fi
     int rc = ign_chain_read(store, &chain);
     uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
     ign_chain_free(&chain);
-    uint64_t due = store->options.checkpoint_bytes, many = 2 * figures->next_segment_bytes;
-    many = many > figures->state_bytes ? many : figures->state_bytes;
+    uint64_t state = figures->state_bytes, due = store->options.checkpoint_bytes, many = 2 * figures->next_segment_bytes;
+    due = due > state ? due : state; /* no more is written for checkpoints than for the log */
+    many = many > state ? many : state;
     bool waits = figures->dead_bytes >= (is_short(g) ? 1 : many < due ? many : due);
     if (rc == IGN_OK && waits && (is_short(g) || figures->durable <= from))
         rc = push_on(store, g, figures, from);
