@@ -24,7 +24,7 @@ from ignis.consumer.handler import Middleware
 from ignis.consumer.handler_form import check_callable
 from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
-from ignis.control.redelivery import take_back
+from ignis.control.redelivery import DeathWatch, take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
 from ignis.control.scheduler import Scheduler
 from ignis.control.sweeper import Sweeper, SweepResult
@@ -140,6 +140,7 @@ class Ignis(AppSettings):
             lambda: self.store,
             lambda: self._running.running,
             self.refresher_settings,
+            look_for_dead=DeathWatch(lambda: self.store).look if self.sweeper_settings.dead_owners else None,
             stop_timeout_s=self.consumer_settings.stop_timeout_s,
             schedule=lambda: self.clock,
             clock=clock,

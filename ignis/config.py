@@ -460,7 +460,11 @@ class SweeperSettings(_Settings):
     initial_delay_s: float = _setting(600, "wait before the first pass, from the last one of any process", 0, 86_400)
     batch: int = _setting(1_000, "most records moved in one transaction", 1, 100_000)
     parallel_queues: int = _setting(64, "queues swept at the same time", 1, 64)
-    dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")
+    dead_owners: bool = _setting(
+        True,
+        "also recover what a provably dead process held, however young its claims; other processes with a consumer of the queue "
+        "then do so within refresher.watch_s",
+    )
 
 
 @dataclass(frozen=True)
@@ -473,8 +477,8 @@ class RefresherSettings(_Settings):
     initial_delay_s: float = _setting(60, "wait before the first such look", 0, 86_400)
     watch_s: float = _setting(
         5,
-        "time between looks at the queues that this process runs, and at whether those it publishes to still exist; "
-        "0 = only together with all queues",
+        "time between looks at the queues that this process runs, at who died holding messages of them, and at whether those it "
+        "publishes to still exist; 0 = only together with all queues",
         0,
         3_600,
     )

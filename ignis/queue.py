@@ -189,6 +189,10 @@ class Queue(PublishingQueue[M]):
         """
         self._handling.start(self.open, held=held)
 
+    def count_aside(self, by_reason: Mapping[str, int]) -> None:
+        """Counts messages that dead processes held and that were set aside here, by reason."""
+        self._handling.count_aside(by_reason)
+
     def let_go(self) -> None:
         """Makes a consumer that was started ``held`` claim."""
         self._handling.let_go()

@@ -177,8 +177,7 @@ class QueueHandling(Generic[M]):
             if self.consumer is None and queue.spec is not None:
                 aside = self._app.take_back(queue.name)
                 consumer = self._new_consumer(queue.spec)
-                for (_, reason), count in aside.items():
-                    consumer.counts.sidelined_by[reason] += count
+                _count_aside(consumer, {reason: count for (_, reason), count in aside.items()})
                 if held:
                     consumer.pause(START)
                 if self._app.paused():
@@ -198,6 +197,12 @@ class QueueHandling(Generic[M]):
                 needs=f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed "
                 "messages; leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
             )
+
+    def count_aside(self, by_reason: Mapping[str, int]) -> None:
+        """Counts what dead processes held and was set aside here."""
+        consumer = self.consumer
+        if consumer is not None:
+            _count_aside(consumer, by_reason)
 
     def let_go(self) -> None:
         """The consumer that was started ``held`` claims now."""
@@ -243,3 +248,8 @@ class QueueHandling(Generic[M]):
         for name, count in dict(self._past).items():
             figures[name] = figures.get(name, 0) + count
         return figures
+
+
+def _count_aside(consumer: Consumer, by_reason: Mapping[str, int]) -> None:
+    for reason, count in by_reason.items():
+        consumer.counts.sidelined_by[reason] += count

@@ -1,7 +1,7 @@
 """Gives back at once what a process held that is known to be dead, without waiting until its claims look old.
 
-For whoever has seen the death itself, as a parent does of its child, and for whoever starts where others died. The sweeper does
-the same for deaths that it can prove or has to wait out.
+For whoever has seen the death itself, as a parent does of its child, for whoever starts where others died, and for whoever runs
+beside them. The sweeper does the same for deaths that it can prove or has to wait out.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ignis.errors import IgnisError, QueueNotFoundError, RecordTooLargeError
 from ignis.log_format import event_text
+from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
 from ignis.storage import transactions
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
+from ignis.storage.process_identity import BROKER_PREFIX
 from ignis.storage.records import group_pointers
 
-__all__ = ["Aside", "Recovered", "count_aside", "recover_dead", "recover_owner", "set_aside", "take_back"]
+__all__ = [
+    "Aside", "DeathWatch", "Recovered", "count_aside", "recover_dead", "recover_owner", "set_aside", "take_back",
+]  # fmt: skip
 
 log = logging.getLogger("ignis.control.redelivery")
 
@@ -65,15 +69,22 @@ def recover_owner(store: Store, owner: str, why: str, result: Recovered | None =
     return result
 
 
-def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
+def recover_dead(
+    store: Store, queue: QueueRecord, owners: Collection[str] | None = None, result: Recovered | None = None
+) -> Recovered:
     """`recover_owner`, for one queue and everybody in whose name something is claimed there and who is provably dead: for
     whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these.
 
-    On a full store it ends at the first refusal, with StoreFullError: what gives room is the consumer that waits to start."""
-    result = Recovered()
-    for owner in _dead(store, queue.name):
+    On a full store it ends at the first refusal, with StoreFullError: what gives room is the consumer that waits to start.
+
+    Args:
+        store, queue: where to look.
+        owners: only what these claimed; None = everybody's.
+        result: as for `recover_owner`."""
+    result = Recovered() if result is None else result
+    for owner in _dead(store, queue.name, owners):
         _sideline_held(store, queue, owner, "its worker's process is dead", result, patient=False)
-    for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
+    for owner in _dead(store, queue.name + SIDELINE_SUFFIX, owners):
         result.returned += _return_held(store, queue, owner)
     return result
 
@@ -89,6 +100,11 @@ def take_back(store: Store, name: str) -> Recovered:
             event_text("dead_processes_left", "what dead processes held of %s is left to the sweeper: %s"), name, exc
         )
         return Recovered()
+    _say_recovered(name, found)
+    return found
+
+
+def _say_recovered(name: str, found: Recovered) -> None:
     if found.sidelined or found.returned:
         log.warning(
             event_text(
@@ -96,14 +112,68 @@ def take_back(store: Store, name: str) -> Recovered:
                 "dead processes held messages of %s: %d are in its sideline now, %d back there"),
             name, found.sidelined, found.returned,
         )  # fmt: skip
-    return found
 
 
-def _dead(store: Store, magazine: str) -> list[str]:
+class DeathWatch:
+    """Takes back what processes held that died while this one runs. One thread at a time.
+
+    It costs one look at who has claimed anything in the store, and nothing more while all of them live. What one process
+    moves, the others that saw the same death skip. A supervisor that saw it as well comes first: it knows how its process ended.
+
+    Args:
+        store: gives the store.
+        grace_s: how long it leaves a death that it has just seen to the supervisor.
+    """
+
+    def __init__(self, store: Callable[[], Store], grace_s: float = 1.0) -> None:
+        self._store = store
+        self._grace_s = grace_s
+        self._done: frozenset[str] = frozenset()  # dead, and what they held of the queues here is moved
+        self._said = LimitedLog(log)
+
+    def look(self, queues: Sequence[str]) -> Aside:
+        """Takes back what the dead held of these queues, as `recover_dead` does. Returns what was set aside, by queue and reason.
+        What the store refuses is tried again with the next look. Raises what it raises when it cannot be asked at all."""
+        store, aside = self._store(), Aside()
+        dead = self._dead(store)
+        fresh = dead - self._done
+        if fresh:
+            time.sleep(self._grace_s)
+            dead = self._dead(store)
+            fresh &= dead
+        left = sum(not self._take_back(store, name, fresh, aside) for name in queues) if fresh else 0
+        self._done = (self._done if left else self._done | fresh) & dead
+        return aside
+
+    @staticmethod
+    def _dead(store: Store) -> frozenset[str]:
+        return frozenset(one for one in store.magazines.dead_claimants() if not one.startswith(BROKER_PREFIX))
+
+    def _take_back(self, store: Store, name: str, owners: Collection[str], aside: Aside) -> bool:
+        """Whether nothing is left to do."""
+        found = Recovered()
+        try:
+            record = store.queues.get(name)
+            if record is not None:
+                recover_dead(store, record, owners, found)
+        except IgnisError as exc:
+            self._said.warning(
+                event_text("dead_processes_wait", "what dead processes held of %s cannot be taken back yet, trying again: %s"),
+                name, exc, about=name,
+            )  # fmt: skip
+            return False
+        finally:
+            aside.update(found.aside)
+            _say_recovered(name, found)
+        return True
+
+
+def _dead(store: Store, magazine: str, owners: Collection[str] | None = None) -> list[str]:
     try:
-        return [owner for owner, dead in store.magazines.claimants(magazine).items() if dead]
+        claimants = store.magazines.claimants(magazine)
     except QueueNotFoundError:
         return []
+    return [owner for owner, dead in claimants.items() if dead and (owners is None or owner in owners)]
 
 
 def _sideline_held(

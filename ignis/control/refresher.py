@@ -6,7 +6,8 @@ Others create queues, change their settings, deactivate and remove them. On ever
 * *expires*: a queue that is empty and was not used for ``queue_expiry_s`` is deactivated;
 * *cleans up*: of a queue that is inactive or gone, consumer and shovel are stopped; a message that comes into an expired
   queue all the same makes it active again;
-* *reconciles*: consumers and shovel settings that differ from the stored ones follow them, up and down.
+* *reconciles*: consumers and shovel settings that differ from the stored ones follow them, up and down;
+* *takes back*: what another process held of a queue that runs here goes to the sideline when that process is provably dead.
 
 What goes wrong with one queue is logged, shown as its state, and does not stop the others.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,8 @@ class Refresher:
         store: gives the application's store; opens it on first use.
         running: whether the application runs: else nothing is started.
         settings: see ``ignis.config``.
+        look_for_dead: takes back what dead processes held of the queues of these names, and tells how many messages it set
+            aside, by queue and reason; None = that is left to the sweeper.
         stop_timeout_s: for a consumer whose queue is gone.
         schedule: gives the clock by which it waits.
         clock: seconds since the epoch, None = the store's; injectable for tests.
@@ -95,6 +98,7 @@ class Refresher:
         running: Callable[[], bool],
         settings: RefresherSettings,
         *,
+        look_for_dead: Callable[[Sequence[str]], Mapping[tuple[str, str], int]] | None = None,
         stop_timeout_s: float,
         schedule: Callable[[], Clock],
         clock: Callable[[], float] | None = None,
@@ -103,6 +107,7 @@ class Refresher:
         self._store = store
         self._running = running
         self.settings = settings
+        self._look_for_dead = look_for_dead
         self._stop_timeout_s = stop_timeout_s
         self._schedule = schedule
         self._clock = clock
@@ -158,12 +163,13 @@ class Refresher:
                     self._guarded(queue.name, result, lambda one=queue: self._missing(store, one, result))  # type: ignore[misc]
             known = {*records, *(queue.name for queue in self._queues.all())}
             self.states = {name: state for name, state in self.states.items() if name in known}
+            self._take_back_from_dead()
             self.passes += 1
             return result
 
     def watch_once(self) -> RefreshResult:
         """Reconciles the queues that run here, and looks whether those that were declared here and had expired have
-        messages again: one or two reads each."""
+        messages again: one or two reads each. Then looks whether a process died that worked on them."""
         with self._pass:
             store, result = self._store(), RefreshResult()
             for queue in self._queues.all():
@@ -181,7 +187,18 @@ class Refresher:
                         result,
                         lambda one=queue, of=record: self._reconcile(one, of, result),  # type: ignore[misc]
                     )
+            self._take_back_from_dead()
             return result
+
+    def _take_back_from_dead(self) -> None:
+        """Who died holding messages of the queues that run here need not be waited for until the sweeper's next pass."""
+        if self._look_for_dead is None:
+            return
+        here = {queue.name: queue for queue in self._queues.all() if queue.consumer is not None}
+        if not here:
+            return
+        for (name, reason), count in self._look_for_dead(list(here)).items():
+            here[name].count_aside({reason: count})
 
     def _guarded(self, name: str, result: RefreshResult, work: Callable[[], None]) -> None:
         try:

@@ -236,6 +236,11 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         tell."""
         return {}
 
+    def dead_claimants(self) -> frozenset[str]:
+        """In whose name anything is claimed in any magazine, of those stores that are provably closed or dead. It costs what
+        there are claimants, not claims, so it may be asked every few seconds. Empty where a store cannot tell that cheaply."""
+        return frozenset()
+
     @abc.abstractmethod
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Puts fired records back at their shard's tail with the remaining time to live, corrects the counters,

@@ -12,7 +12,10 @@ from pathlib import Path
 from ignis.native import process_alive, process_start_time
 from ignis.storage.records import Process
 
-__all__ = ["NOBODY", "Identity", "boot_id", "this_process"]
+__all__ = ["BROKER_PREFIX", "NOBODY", "Identity", "boot_id", "this_process"]
+
+BROKER_PREFIX = "broker/"
+"""How the owner of what was claimed through a broker begins. What such an owner held, brokers give back."""
 
 _MACHINE_TIME = 0xEFFFFFFA  # the kernel's PROC_TIME_INIT_INO
 _TIME_BITS = (1 << 30) - 1  # the kernel's numbers differ there; with 32 of the other, brokers take it: up to 2**62

@@ -15,11 +15,11 @@ import msgspec
 from ignis.broker.protocol.payloads import Connect
 from ignis.errors import ConfigError
 from ignis.storage.base import Owner, Process
-from ignis.storage.process_identity import this_process
+from ignis.storage.process_identity import BROKER_PREFIX, this_process
 
 __all__ = ["CLIENT_PREFIX", "OWNER_PREFIX", "broker_owner", "claimant", "owner_for"]
 
-OWNER_PREFIX = "broker/"
+OWNER_PREFIX = BROKER_PREFIX
 """How the owner of what was claimed through a broker begins; nobody may give such a name himself."""
 CLIENT_PREFIX = OWNER_PREFIX + "client/"
 

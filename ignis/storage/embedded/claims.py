@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ignis.native.store import NoShardError
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.context import StoreContext
-from ignis.storage.embedded.owners import owner_text
+from ignis.storage.embedded.owners import claimed_by_store, owner_text
 from ignis.storage.records import Abandoned, Pointers, Run
 from ignis.storage.runs import Runs, difference, joined, overlap, runs_of
 
@@ -68,12 +68,27 @@ class Claims:
                     yield from _runs(found, shard, claim)
 
     def claimants(self, found: Magazine) -> dict[str, bool]:
+        return self._dead(found.log.owners(found.number))
+
+    def dead_claimants(self) -> frozenset[str]:
+        """See `MagazineStore.dead_claimants`. Of other proofs than a store's lock it says nothing: a broker looks after its
+        clients."""
+        dead: set[str] = set()
+        living: set[str] = set()
+        for log in self._directory.opened().values():
+            for name, is_dead in self._dead(log.owners(), claimed_by_store).items():
+                (dead if is_dead else living).add(name)
+        return frozenset(dead - living)
+
+    def _dead(self, owners: Iterable[bytes], counts: Callable[[str], bool] | None = None) -> dict[str, bool]:
+        """Whether they are provably dead, by name. ``counts``: whose claims count at all; None = everybody's."""
         # A name may have stood for several processes: it is dead when all of them are.
         names: dict[str, bool] = {}
-        for stored in found.log.owners(found.number):
+        for stored in owners:
             text = stored.decode()
-            name = owner_text(text)
-            names[name] = self._owners.dead(text) and names.get(name, True)
+            if counts is None or counts(text):
+                name = owner_text(text)
+                names[name] = self._owners.dead(text) and names.get(name, True)
         return names
 
     # -- renewing

@@ -280,6 +280,10 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         return self._catalogue.on(magazine, self._claims.claimants)
 
     @guarded
+    def dead_claimants(self) -> frozenset[str]:
+        return self._claims.dead_claimants()
+
+    @guarded
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         count = self._catalogue.on(magazine, lambda found: self._scan.expire(found, limit))
         self._expired_log.note(magazine, count)

@@ -34,7 +34,7 @@ from ignis.storage.os_errors import store_errors
 from ignis.storage.process_identity import Identity
 from ignis.storage.records import Owner, Process
 
-__all__ = ["Life", "Owners", "owner_text", "process_of", "stored_owner", "whole_file"]
+__all__ = ["Life", "Owners", "claimed_by_store", "owner_text", "process_of", "stored_owner", "whole_file"]
 
 FILE = "owners"
 SEPARATOR = "\x1f"
@@ -61,6 +61,11 @@ def stored_owner(owner: str, life: Life) -> str:
 def owner_text(stored: str) -> str:
     """The owner's name in what `stored_owner` made."""
     return stored.partition(SEPARATOR)[0]
+
+
+def claimed_by_store(stored: str) -> bool:
+    """Whether the store itself stands behind what `stored_owner` made, and no process that it claimed for."""
+    return _proof(stored)[0] == "l"
 
 
 class Life:
