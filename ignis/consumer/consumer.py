@@ -13,7 +13,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +28,7 @@ from ignis.consumer.long_work import LongWork
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk, make_pool
+from ignis.consumer.pools.base import Call
 from ignis.consumer.runner import Runner, message_name
 from ignis.consumer.taking import wait_for_memory
 from ignis.context import QueueContext
@@ -48,6 +49,7 @@ of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
 
+_MOST_NAMED = 10
 _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
 """Where no time-out is to be kept, no process may die, and no message waits behind another: only a thread that ended by itself is
@@ -139,8 +141,10 @@ class Consumer:
         """Drains: no further claims; running handlers finish; what was claimed and not started is reloaded; everything
         finished is acknowledged.
 
-        Returns True when nothing is left claimed by this consumer. What still runs after the timeout keeps its claim
-        and is left to the sweeper.
+        What still runs after the timeout is ended and given back: coroutines are cancelled, worker processes killed. A thread
+        cannot be ended, nor a coroutine that goes on for more than a second: its message stays claimed, for the sweeper.
+
+        Returns True when nothing is left claimed by this consumer.
         """
         if not self._started:
             return True
@@ -149,6 +153,7 @@ class Consumer:
         self._claims.end(max(0.1, deadline - time.monotonic()))
         with self._pool_lock:
             drained = self._pool.drain(max(0.0, deadline - time.monotonic()))
+            self._say_unended(timeout)
         self._acker.finish(max(deadline, time.monotonic() + 1.0))
         stored = self._acker.over.wait(max(1.0, deadline - time.monotonic()) + 1.0)
         with self._pool_lock:
@@ -165,6 +170,35 @@ class Consumer:
                 self._queue.name, self.in_flight + self._acker.unacked, self.in_flight, self._acker.unacked,
             )  # fmt: skip
         return clean
+
+    def _say_unended(self, timeout: float) -> None:
+        """What took longer than a stop may, and what becomes of it."""
+        if self._pool.broken_off:
+            log.warning(
+                event_text(
+                    "handler_calls_ended",
+                    "handler %s of %s did not end within the %g s that a stop has (consumer.stop_timeout_s) and was ended: %s; "
+                    "what it was at goes back to the queue, and is handled again"),
+                self.spec.name, self._queue.name, timeout, self._named(self._pool.broken_off),
+            )  # fmt: skip
+        if self._pool.unended:
+            log.warning(
+                event_text(
+                    "handler_calls_left",
+                    "handler %s of %s did not end within the %g s that a stop has (consumer.stop_timeout_s) and cannot be ended: "
+                    "%s; what it is at stays claimed, and goes to the sideline as abandoned when this process has ended"),
+                self.spec.name, self._queue.name, timeout, self._named(self._pool.unended),
+            )  # fmt: skip
+
+    def _named(self, calls: Sequence[Call]) -> str:
+        """The messages of these calls, for the log, and for how long they ran."""
+        named = []
+        for call in calls[:_MOST_NAMED]:
+            seconds = self._long_work.seconds(call)
+            with contextlib.suppress(LookupError):  # accounted for meanwhile
+                named.append(self._name_of(*call[:2]) + ("" if seconds is None else f" after {seconds:.1f} s"))
+        more = len(calls) - len(named)
+        return ", ".join(named) + (f" and {more} more" if named and more else "")
 
     def kill(self) -> None:
         """Before the process ends at once: worker processes are killed, everything claimed is left to the sweeper.
@@ -359,8 +393,9 @@ class Consumer:
         self._claims.poke()
 
     def _give_back_rest(self) -> None:
-        """At the end: what was claimed and not started goes back to the queue's tail."""
-        self._giving_back.give_back_all()
+        """At the end: what was claimed and not started goes back to the queue's tail, and what was broken off."""
+        with contextlib.suppress(QueueNotFoundError):  # it was removed, with its messages
+            self._giving_back.give_back_all()
 
     # -- upkeep
 

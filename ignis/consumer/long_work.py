@@ -16,6 +16,7 @@ from typing import Any
 from ignis.cancellation import forget_requests, requests_of
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.outcome import Failed, Failure, attempts_of
+from ignis.consumer.pools.base import Call
 from ignis.consumer.work import Work, any_seen, ask, told, was_seen, withdraw
 from ignis.context import QueueContext
 from ignis.errors import IgnisError, UnreadableMessageError
@@ -40,9 +41,6 @@ _STORE_CALLS_S = 10.0
 LONG_S = 5.0
 """A call that has run for so long is stored, for people who look."""
 _MOST_CALLS = 20
-
-Call = tuple[int, int, "float | None"]
-"""(first request id, messages, seconds so far if known)."""
 
 
 class LongWork:
@@ -196,6 +194,14 @@ class LongWork:
         return _ids_of(chunk.records[start : start + count], first_id)
 
     # -- how long, and how far
+
+    def seconds(self, call: Call) -> float | None:
+        """For how long that call has run at least, as far as anybody knows."""
+        first_id, _, seconds = call
+        since = self._since.get(first_id)
+        if seconds is not None or since is None:
+            return seconds
+        return max(0.0, time.time() - since[0] / 1_000)
 
     def _look_at_calls(self, calls: list[Call]) -> None:
         """Notes since when these run; where nobody knows it, since this look."""

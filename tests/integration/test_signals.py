@@ -149,13 +149,21 @@ def test_a_hang_up_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_stop_timeout_bounds_the_drain(queue: ignis.Queue[Any], start: Start, journal: Journal, pool: str) -> None:
     service = start(pool, "0.3")
-    queue.publish({"n": 0, "do": "hold", "until": "never"})
+    published = queue.publish({"n": 0, "do": "hold", "until": "never"})
     eventually(lambda: journal.lines() == ["start 0"])
     service.send_signal(signal.SIGTERM)
     out, err = service.communicate(timeout=WAIT_S)
     assert out == "stopped\n", err
-    assert "left to the sweeper" in err
-    assert queue.main.in_flight() == 1
+    told = f"of jobs did not end within the 0.3 s that a stop has (consumer.stop_timeout_s) and {{}}: message {published.id}"
+    if pool == "thread":
+        assert told.format("cannot be ended") in err
+        assert "consumer of jobs stopped with 1 message(s) left to the sweeper" in err
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 1)
+    else:
+        assert told.format("was ended") in err
+        assert "left to the sweeper" not in err
+        assert (queue.main.pending(), queue.main.in_flight()) == (1, 0)
+    assert sidelined(queue) == [], "a planned stop is no death of the message"
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome
-from ignis.consumer.pools import Chunk, Pool, Worker
+from ignis.consumer.pools import Chunk, Pool, Worker, coroutine
 from ignis.consumer.pools.base import COMMAND_HANDED_OVER, COMMAND_HANDLE, COMMAND_RETURNED, INDEX_BITS, make_inbox
 from ignis.consumer.pools.child import _ChildSink
 from ignis.consumer.pools.coroutine import CoroutinePool, _LoopWorker
@@ -483,7 +483,7 @@ def test_coroutines_return_what_they_did_not_start(pool_of: MakePool) -> None:
     assert reports.everything() == ids(chunk)
 
 
-def test_a_stuck_coroutine_is_cancelled_at_the_end_and_stays_claimed(pool_of: MakePool) -> None:
+def test_a_coroutine_that_a_drain_breaks_off_is_returned(pool_of: MakePool) -> None:
     entered, cancelled = threading.Event(), []
 
     async def handler(message: Any) -> None:
@@ -498,10 +498,76 @@ def test_a_stuck_coroutine_is_cancelled_at_the_end_and_stays_claimed(pool_of: Ma
     chunk = chunk_of(1, ["stuck", "other"])
     assert pool.workers[0].submit(chunk, 0, 2)
     assert entered.wait(WAIT_S)
-    assert pool.drain(0.05) is False
+    assert pool.drain(0.05) is True
+    assert [(first_id, count) for first_id, count, _ in pool.broken_off] == [(chunk.first_id, 1)]
+    assert pool.unended == []
     pool.close(0.05)
     assert cancelled == ["stuck"]
+    assert sorted(reports.returned) == ids(chunk)
+
+
+def test_a_batch_that_a_drain_breaks_off_is_returned(pool_of: MakePool) -> None:
+    entered = threading.Event()
+
+    async def handler(messages: list[Any]) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    pool, reports = pool_of(handler, workers=1, batch_size=3)
+    chunk = chunk_of(1, [1, 2, 3])
+    assert pool.workers[0].submit(chunk, 0, 3)
+    assert entered.wait(WAIT_S)
+    assert pool.drain(0.05) is True
+    assert [(first_id, count) for first_id, count, _ in pool.broken_off] == [(chunk.first_id, 3)]
+    assert sorted(reports.returned) == ids(chunk)
+
+
+def test_what_a_cancelled_coroutine_still_answers_counts(pool_of: MakePool) -> None:
+    entered: list[Any] = []
+
+    async def handler(message: Any) -> None:
+        entered.append(message)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if message == "fails":
+                raise ValueError("in the middle") from None
+            assert message == "done"
+
+    pool, reports = pool_of(handler, workers=2)
+    chunk = chunk_of(1, ["done", "fails"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    eventually(lambda: len(entered) == 2)
+    assert pool.drain(0.05) is True
+    assert reports.done == ids(chunk)[:1]
+    assert reports.failed[ids(chunk)[1]].error == "ValueError: in the middle"
+    assert reports.returned == []
+    assert (pool.broken_off, pool.unended) == ([], [])
+
+
+def test_a_coroutine_that_nothing_cancels_stays_claimed(
+    pool_of: MakePool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coroutine, "_CANCEL_S", 0.1)
+    entered, over = threading.Event(), threading.Event()
+
+    async def handler(message: Any) -> None:
+        entered.set()
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    pool, reports = pool_of(handler, workers=1)
+    chunk = chunk_of(1, ["stuck", "other"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    assert entered.wait(WAIT_S)
+    assert pool.drain(0.05) is False
+    assert [(first_id, count) for first_id, count, _ in pool.unended] == [(chunk.first_id, 1)]
+    assert pool.broken_off == []
+    pool.close(0.05)
+    over.set()
     assert reports.everything() == ids(chunk)[1:]
+    assert "coroutines of jobs did not end, though they were cancelled" in caplog.text
 
 
 @pytest.mark.parametrize("timeout_s", [None, 30])

@@ -24,7 +24,7 @@ from ignis.errors import ClosedError, NativeError
 from ignis.native import Channel, decode_frames, encode_frames
 from ignis.native.histogram import Histogram
 
-__all__ = ["CHUNK_BYTES", "HELD_UP_S", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
+__all__ = ["CHUNK_BYTES", "HELD_UP_S", "INDEX_BITS", "Call", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
 
 INDEX_BITS = 16
 INDEX_MASK = (1 << INDEX_BITS) - 1
@@ -52,6 +52,8 @@ _FRAME_OVERHEAD = 64
 
 Part = tuple[int, Sequence[bytes]]
 """(first request id, records): messages with consecutive ids, of one chunk."""
+Call = tuple[int, int, "float | None"]
+"""(first request id, messages, seconds so far if known)."""
 _HOST = socket.gethostname()[:40]
 
 
@@ -231,13 +233,12 @@ class Worker(abc.ABC):
         self._owed.append([chunk.first_id + start, chunk.first_id + stop])
         self.submitted = submitted
 
-    def running(self) -> tuple[int, int, float | None] | None:
-        """(first request id, messages, seconds so far if known) of the call in progress; None when there is none, or more
-        than one."""
+    def running(self) -> Call | None:
+        """The call in progress; None when there is none, or more than one."""
         return None
 
-    def calls(self) -> list[tuple[int, int, float | None]]:
-        """All calls in progress, each as `running` has it."""
+    def calls(self) -> list[Call]:
+        """All calls in progress."""
         running = self.running()
         return [] if running is None else [running]
 
@@ -296,17 +297,17 @@ class Worker(abc.ABC):
         """Whether that message was given to this worker and is not accounted for."""
         return any(start <= request_id < stop for start, stop in list(self._owed))
 
-    def settle_lost(self, first_id: int, count: int, failure: Failure | None) -> None:
+    def settle_lost(self, first_id: int, count: int, failure: Failure | None, *, give_back: bool = False) -> None:
         """Accounts for everything that a worker that is gone still owed.
 
         Messages before ``first_id`` were handled (a failure would have been reported at once); the ``count`` messages
         from there on are those it was at; the others were never started. When ``first_id`` is not owed, nothing was
-        running. Without a ``failure`` what it was at stays claimed: that is the sweeper's.
+        running. Without a ``failure`` what it was at stays claimed: that is the sweeper's. With ``give_back`` it goes back.
         """
         with self.giving_back():
-            self._settle_lost(first_id, count, failure)
+            self._settle_lost(first_id, count, failure, give_back)
 
-    def _settle_lost(self, first_id: int, count: int, failure: Failure | None) -> None:
+    def _settle_lost(self, first_id: int, count: int, failure: Failure | None, give_back: bool) -> None:
         before = count > 0 and self.owes(first_id)
         left = count if before else 0
         while True:
@@ -329,7 +330,10 @@ class Worker(abc.ABC):
             elif left:
                 taken = min(left, stop - start)
                 left -= taken
-                self._settle(start, taken)
+                if give_back:
+                    self.on_returned(start, taken)
+                else:
+                    self._settle(start, taken)
             else:
                 self.on_returned(start, stop - start)
 
@@ -341,6 +345,10 @@ class Pool(abc.ABC):
     """Gives what the messages of a call are called in the log, from the first request id and their number."""
     on_ended: Callable[[], None] = staticmethod(lambda: None)
     """Called when a worker has ended that nobody told to: `check` sees to it."""
+    unended: Sequence[Call] = ()
+    """Calls that the last `drain` could not end: their messages stay claimed."""
+    broken_off: Sequence[Call] = ()
+    """Calls that it ended when its time was up: their messages were returned."""
 
     @property
     def to_be_checked(self) -> bool:
@@ -372,7 +380,8 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def drain(self, timeout: float) -> bool:
-        """Lets workers finish the message they are at and return the rest; True when all of it is accounted for."""
+        """Lets workers finish the message they are at and return the rest; True when all of it is accounted for. What still runs
+        when the time is up is ended, where that can be done, and returned: see `broken_off` and `unended`."""
 
     @abc.abstractmethod
     def close(self, timeout: float) -> None:

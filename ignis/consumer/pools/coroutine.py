@@ -33,7 +33,7 @@ __all__ = ["CoroutinePool", "LoopFeeder"]
 log = logging.getLogger("ignis.workers")
 
 _CANCEL_S = 1.0
-"""How long cancelled coroutines have to clean up after themselves."""
+"""How long cancelled coroutines have to clean up after themselves, at the end of a drain and once more at the loop's end."""
 
 _SLICE_S = 0.001
 """So long coroutines that do not wait run one after the other before the loop has its turn."""
@@ -104,6 +104,10 @@ class _LoopWorker(Worker):
         self._timed = 0  # messages since the last report, and what they took of the worker
         self._timed_s = 0.0
         self._report_due = False
+        self._broken_off: list[tuple[int, int]] = []  # first request id, messages: to be returned
+        self.broken_off: set[int] = set()
+        """First request ids of what was cancelled by a drain, and has ended for it."""
+        self._ending = False  # the loop runs only for what is cancelled at its end
         # The event loop itself holds only weak references to them. None = it is at no message that waits for anything.
         self._tasks: dict[asyncio.Task[None], _Call | None] = {}
         self._free_tasks = 0  # of `_tasks`: those that are at no message that waits
@@ -124,7 +128,7 @@ class _LoopWorker(Worker):
         try:
             while not self._run_loop():
                 pass
-            self._runner.cancelling = True
+            self._runner.cancelling = self._ending = True
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -288,7 +292,17 @@ class _LoopWorker(Worker):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self._cancel_call, request_id)
 
+    def break_off(self) -> None:
+        """Cancels all calls. Each that ends for that is reported as returned."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._cancel_all)
+
     # -- on the loop from here
+
+    def _cancel_all(self) -> None:
+        self._runner.cancelling = True
+        for task in list(self._tasks):
+            task.cancel()
 
     def _cancel_call(self, request_id: int) -> None:
         """Cancels the task, once: what it does to clean up after itself is not disturbed."""
@@ -308,7 +322,7 @@ class _LoopWorker(Worker):
             self._begin_tasks()
         else:
             self._pump_batches(self._spec.batch_size)
-        if self.stopping and not self._runner.cancelling and not self._tasks and not self._waiting:
+        if self.stopping and not self._ending and not self._tasks and not self._waiting:
             self.loop.stop()
 
     def _give_back_waiting(self) -> None:
@@ -452,12 +466,20 @@ class _LoopWorker(Worker):
             outcome = await self._runner.go_on(what, record, value, call.began_s)
         except BaseException as exc:  # whatever it was, the message is accounted for
             if isinstance(exc, GeneratorExit) or self._runner.cancelling:
+                if not isinstance(exc, GeneratorExit):
+                    self._break_off(call.first_id, 1)
                 raise
             outcome = _failure_of(exc)
         now_s = time.monotonic()
         self._note_ended(call.first_id, outcome, call.began_s, now_s)
         self._timed += 1
         self._timed_s += (now_s - call.began_s) / len(self._tasks)
+
+    def _break_off(self, first_id: int, count: int) -> None:
+        """These were cancelled by a drain, and nothing handles them any more. At the loop's end nobody hears that."""
+        if not self._ending:
+            self.broken_off.add(first_id)
+            add_one(self._broken_off, (first_id, count))
 
     # -- batches
 
@@ -478,7 +500,10 @@ class _LoopWorker(Worker):
     def _batch_ended(self, batch: list[Part], task: asyncio.Task[None]) -> None:
         call = self._tasks.pop(task)
         self._calls_ended += 1
-        if batch and not self._runner.cancelling:
+        if batch and self._runner.cancelling:
+            for first, records in batch:
+                self._break_off(first, len(records))
+        elif batch:
             # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
             exc = None if task.cancelled() else task.exception()
             if exc is not None:
@@ -570,6 +595,9 @@ class _LoopWorker(Worker):
             while reported < len(ended):  # no memory for a moment: they are reported with the next
                 add_one(self._ended_runs, ended[reported])
                 reported += 1
+        while self._broken_off:
+            self.on_returned(*self._broken_off[0])
+            self._broken_off.pop(0)
         if self._timed:
             timed_s, self._timed_s = self._timed_s, 0.0
             timed_count, self._timed = self._timed, 0
@@ -648,10 +676,24 @@ class CoroutinePool(Pool):
         worker.kick()
         deadline = time.monotonic() + timeout
         while worker.outstanding:
-            if time.monotonic() >= deadline or not worker.thread.is_alive():
+            if not worker.thread.is_alive():
                 return False
+            if time.monotonic() >= deadline:
+                return self._break_off(worker)
             time.sleep(0.002)
         return True
+
+    def _break_off(self, worker: _LoopWorker) -> bool:
+        """Whether all calls have ended for it."""
+        calls = worker.calls()
+        worker.break_off()
+        until = time.monotonic() + _CANCEL_S
+        while worker.outstanding and worker.thread.is_alive() and time.monotonic() < until:
+            time.sleep(0.002)
+        left = {first_id for first_id, _, _ in worker.calls()}
+        self.unended = [call for call in calls if call[0] in left]
+        self.broken_off = [call for call in calls if call[0] in worker.broken_off]
+        return not worker.outstanding
 
     def close(self, timeout: float) -> None:
         worker = self._worker
@@ -662,7 +704,8 @@ class CoroutinePool(Pool):
         worker.thread.join(timeout)
         if worker.thread.is_alive():
             log.warning(
-                event_text("coroutines_cancelled", "coroutines of %s did not end in time; cancelled"), self.spec.queue
+                event_text("coroutines_stuck", "coroutines of %s did not end, though they were cancelled"),
+                self.spec.queue,
             )
             worker.loop.call_soon_threadsafe(worker.loop.stop)
             worker.thread.join(1.0)

@@ -221,14 +221,21 @@ class ProcessPool(Pool):
         deadline = time.monotonic() + timeout
         while any(worker.outstanding for worker in everyone):
             if time.monotonic() >= deadline:
-                for worker in everyone:
-                    if worker.outstanding:
-                        worker.kill(None)
-                        worker.thread.join(_ACCOUNT_S)
-                return False
+                return self._break_off([worker for worker in everyone if worker.outstanding])
             self.check(time.monotonic())
             time.sleep(0.005)
         return True
+
+    def _break_off(self, workers: Sequence[ProcessWorker]) -> bool:
+        """Kills these. What they were at goes back, where they have ended for it: whether they have all."""
+        calls = [(worker, call) for worker in workers for call in worker.calls()]
+        for worker in workers:
+            worker.kill(None, give_back=True)
+        for worker in workers:
+            worker.thread.join(_ACCOUNT_S)
+        self.broken_off = [call for worker, call in calls if worker.gave_back]
+        self.unended = [call for worker, call in calls if not worker.gave_back]
+        return all(worker.gave_back for worker in workers)
 
     def close(self, timeout: float) -> None:
         self._target = 0

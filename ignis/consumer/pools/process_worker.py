@@ -87,7 +87,9 @@ class ProcessWorker(Worker):
         self._kill_of: int | None = None  # what it was at when it was to be killed, where that counts
         self._cancelled: tuple[int, float] | None = None  # request id, since when
         self._work: Work | None = None  # of the call in progress, where it has told anything
-        self._abandoned = False
+        self._abandoned = self._give_back = False
+        self.gave_back = False
+        """Whether what it was at went back, because it was killed for that and has ended."""
         self._attached = False
         self.ready = False
         """The process has imported the handler's module and opened its channels."""
@@ -227,9 +229,11 @@ class ProcessWorker(Worker):
             self._kill_of = cancelled[0]
             self.kill(Failure(REASON_CANCELLED, f"its process was killed {grace_s:g} s after it was told"))
 
-    def kill(self, reason: Failure | None) -> None:
-        """SIGKILL; what was running goes to the sideline for ``reason``, or without one stays claimed."""
+    def kill(self, reason: Failure | None, *, give_back: bool = False) -> None:
+        """SIGKILL; what was running goes to the sideline for ``reason``, or without one stays claimed, or with ``give_back`` goes
+        back."""
         self._kill_reason = reason
+        self._give_back = give_back
         self._abandoned = reason is None
         self.process.kill()
 
@@ -323,7 +327,7 @@ class ProcessWorker(Worker):
         if running is not None and running[2] is not None and not self._abandoned:
             self.durations.add(running[2], running[1])
         self._work = None
-        if self.outstanding or (code and self._kill_reason is None):
+        if not self._give_back and (self.outstanding or (code and self._kill_reason is None)):
             at = f", at {self.name_of(running[0], running[1])}" if running else ""
             log.warning(
                 event_text("worker_process_died", "worker process %d (%s) of queue %s ended with %s and %d message(s) in hand%s"),
@@ -336,7 +340,9 @@ class ProcessWorker(Worker):
         if failure is None and not self._abandoned:
             failure = Failure(REASON_CRASH, f"worker process ended with {ending(code)}")
         first, count = (running[0], running[1]) if running else (0, 0)
-        self.settle_lost(first, count, failure)
+        give_back = self._give_back and failure is None and self.process.returncode is not None
+        self.settle_lost(first, count, failure, give_back=give_back)
+        self.gave_back = give_back
         self._pool.on_death(self)
 
     def ended(self, timeout: float) -> bool:

@@ -299,6 +299,7 @@ class ThreadPool(Pool):
         deadline = time.monotonic() + timeout
         while any(worker.outstanding for worker in everyone):
             if time.monotonic() >= deadline:
+                self.unended = [call for worker in everyone for call in worker.calls()]
                 for worker in everyone:
                     if worker.outstanding:
                         worker.give_up(None)

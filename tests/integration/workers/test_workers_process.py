@@ -275,17 +275,15 @@ def test_a_graceful_stop_loses_and_doubles_nothing(embedded_url: str, new_app: M
     assert sidelined(queue) == []
 
 
-def test_a_stuck_process_is_killed_at_the_end_and_its_message_left_to_the_sweeper(
-    app: ignis.Ignis, journal: Journal
-) -> None:
+def test_a_stuck_process_is_killed_at_the_end_and_its_message_given_back(app: ignis.Ignis, journal: Journal) -> None:
     queue = jobs.register(app, "jobs", "process")
     queue.publish({"n": 0, "do": "hold", "until": "never"}, key="k")
     queue.publish_many([{"n": n, "do": "none"} for n in range(1, 5)], keys=["k"] * 4)
     app.start()
     eventually(lambda: journal.lines() == ["start 0"])
     [pid] = pids(queue)
-    assert app.stop(timeout=0.3) is False
-    assert (queue.main.pending(), queue.main.in_flight(), sidelined(queue)) == (4, 1, [])
+    assert app.stop(timeout=0.3) is True
+    assert (queue.main.pending(), queue.main.in_flight(), sidelined(queue)) == (5, 0, [])
     assert not alive(pid)
 
 
