@@ -15,6 +15,7 @@ from ignis.consumer.handler_form import check_callable, check_kind
 from ignis.consumer.registered import Registered, note_handler
 from ignis.consumer.runner import Runner
 from ignis.consumer.traced import tracing_layer
+from ignis.consumer.work import note_stopping
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, DelayNotSupportedError
 from ignis.log_format import event_text
@@ -175,6 +176,7 @@ class QueueHandling(Generic[M]):
                 self._check_retry(queue.spec)
             open_queue()
             if self.consumer is None and queue.spec is not None:
+                note_stopping(queue.name, self._app.resources, False)
                 aside = self._app.take_back(queue.name)
                 consumer = self._new_consumer(queue.spec)
                 _count_aside(consumer, {reason: count for (_, reason), count in aside.items()})
@@ -223,6 +225,8 @@ class QueueHandling(Generic[M]):
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
         timeout = check_timeout(timeout)
         with self._life:
+            if self.consumer is not None:
+                note_stopping(self._definition.name, self._app.resources, True)
             self.shovel.stop(timeout)
             consumer, clean = self.consumer, True
             if consumer is not None:

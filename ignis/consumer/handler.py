@@ -15,7 +15,7 @@ from ignis.consumer.handler_form import check_expected, check_handler
 from ignis.consumer.handler_log import HandlerLog
 from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.consumer.outcome import DROPPED, Failure, Outcome, failure_of
-from ignis.consumer.work import Work, open_work
+from ignis.consumer.work import Work, is_stopping, open_work
 from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
 from ignis.message import Message, as_utf8
 from ignis.native import Record
@@ -91,6 +91,7 @@ class Context(Delivery):
         resources: what the application put into ``Ignis(resources=...)``, shared by all handlers of the process.
         items: a dict of this call alone, for middleware to hand things down.
         cancelled: whether somebody has cancelled the message: see `ignis.Queue.cancel`.
+        stopping: whether the consumer is about to end, and waits for the handler.
     """
 
     __slots__ = ()
@@ -149,6 +150,14 @@ class Context(Delivery):
         Once it has been told, the message ends in the sideline as ``cancelled``, whatever the handler answers. Always False in a
         batch."""
         return self._opened_work().look()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process, or its consumer of this queue, is about to end. It waits for what runs, for at most
+        ``consumer.stop_timeout_s``. A handler that takes long looks now and then, keeps what it has, and answers
+        ``ignis.RetryLater(0)`` to go on elsewhere. Cheap."""
+        work = self._work
+        return (work is not None and work.stopping) or is_stopping(self.queue, self.resources)
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Says how far it has come, for people who look: ``ignis workers``, the metrics. Cheap; stored now and then.

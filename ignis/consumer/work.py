@@ -7,10 +7,12 @@ first ``ctx.progress``, and goes with the context.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 __all__ = [
-    "Outlet", "Work", "add_outlet", "any_seen", "ask", "is_asked", "note_seen", "open_work", "told", "was_seen", "withdraw",
+    "Outlet", "Work", "add_outlet", "any_seen", "ask", "is_asked", "is_stopping", "note_seen", "note_stopping", "open_work",
+    "told", "was_seen", "withdraw",
 ]  # fmt: skip
 
 _Key = tuple[str, bytes]
@@ -28,6 +30,9 @@ class Outlet(Protocol):
     def saw(self, work: Work) -> None:
         """Its handler knows that."""
 
+    def is_stopping(self) -> bool:
+        """Whether this process is to end."""
+
 
 class Work:
     """One call of a handler. Written by its own thread, but for ``asked``.
@@ -37,9 +42,10 @@ class Work:
         fraction, text: its progress; a fraction of None = it has told nothing.
         asked: whether it is to end.
         seen: whether its handler knows that.
+        stopping: whether a test says that the process stops.
     """
 
-    __slots__ = ("__weakref__", "asked", "fraction", "id", "queue", "seen", "text")
+    __slots__ = ("__weakref__", "asked", "fraction", "id", "queue", "seen", "stopping", "text")
 
     def __init__(self, queue: str, id: bytes) -> None:
         self.queue = queue
@@ -48,6 +54,7 @@ class Work:
         self.text = ""
         self.asked = False
         self.seen = False
+        self.stopping = False
 
     def tell(self, fraction: float, text: str) -> None:
         """Its progress is this from now on."""
@@ -72,6 +79,21 @@ _asked: set[_Key] = set()
 _seen: set[_Key] = set()
 _outlets: list[Outlet] = []
 """That of a worker process; elsewhere there is none."""
+_stopping: set[tuple[str, int]] = set()
+"""Queue and application, which is told by its resources: its consumer here stops, or has stopped."""
+
+
+def note_stopping(queue: str, resources: Mapping[str, Any], stopping: bool) -> None:
+    """The queue's consumer here begins to stop; or it starts."""
+    if stopping:
+        _stopping.add((queue, id(resources)))
+    else:
+        _stopping.discard((queue, id(resources)))
+
+
+def is_stopping(queue: str, resources: Mapping[str, Any]) -> bool:
+    """Whether it stops, or this is a worker process that is to end."""
+    return (queue, id(resources)) in _stopping or any(outlet.is_stopping() for outlet in _outlets)
 
 
 def open_work(queue: str, id: bytes) -> Work:

@@ -67,6 +67,7 @@ def make_context(
     resources: Mapping[str, Any] | None = None,
     items: Mapping[str, Any] | None = None,
     cancelled: bool = False,
+    stopping: bool = False,
     **envelope: Any,
 ) -> Context:
     """A context to call a handler or a middleware with.
@@ -79,6 +80,7 @@ def make_context(
         attempt, resources: as a handler would find them; without ``resources`` those of the queue's application.
         items: what outer middleware left in ``ctx.items``.
         cancelled: whether ``ctx.cancelled`` says that the handler should end.
+        stopping: whether ``ctx.stopping`` says that the process is about to end.
         envelope: as for `make_message`: ``key``, ``headers``, ``failures``, ...
 
     Raises as `make_message`.
@@ -96,6 +98,8 @@ def make_context(
     context.items.update(items or {})
     if cancelled:
         context._opened_work().asked = True
+    if stopping:
+        context._opened_work().stopping = True
     return context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
@@ -22,13 +23,23 @@ def note(body: str) -> None:
 
 @app.queue("long", str).handler(pool="process")
 def work(body: str, ctx: ignis.Context) -> None:
-    """``polite`` ends when it is told, ``deaf`` never looks; anything else is quick."""
+    """``polite`` ends when it is told, ``leaving`` with its process, ``deaf`` never looks; anything else is quick."""
     _note(f"begun {body}")
     until_s = time.monotonic() + WAIT_S
-    while body in ("polite", "deaf") and time.monotonic() < until_s:
+    while body in ("polite", "leaving", "deaf") and time.monotonic() < until_s:
+        if body == "leaving" and ctx.stopping:
+            break
         if body == "polite":
             ctx.progress(0.25, "on its way")
             if ctx.cancelled:
                 return
         time.sleep(0.005)
+    _note(f"ended {body}")
+
+
+async def work_async(body: str, ctx: ignis.Context) -> None:
+    """Ends with its process."""
+    _note(f"begun {body}")
+    while not ctx.stopping:  # noqa: ASYNC110 - a flag is what it has to look at
+        await asyncio.sleep(0.005)
     _note(f"ended {body}")

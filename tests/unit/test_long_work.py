@@ -497,6 +497,44 @@ def test_a_context_that_a_test_makes() -> None:
     work.withdraw("test", context._work.id)
 
 
+@pytest.mark.parametrize("pool", ["thread", "async", "process"])
+def test_a_handler_is_told_that_its_process_stops(
+    embedded_url: str, new_app: MakeApp, journal: Journal, pool: str
+) -> None:
+    app = new_app(embedded_url)
+    queue = app.queue("long", str, shards=1, shovel_interval=0)
+    queue.handler(pool=pool)(long_work.work_async if pool == "async" else long_work.work)
+    app.start()
+    queue.publish("leaving")
+    eventually(lambda: journal.lines() == ["begun leaving"])
+    assert app.stop(WAIT_S)
+    assert journal.lines() == ["begun leaving", "ended leaving"]
+    assert (queue.main.pending(), queue.main.in_flight(), queue.sideline.pending()) == (0, 0, 0)
+
+
+def test_another_application_and_the_next_start_do_not_stop(memory_app: ignis.Ignis) -> None:
+    """The queue of that name of another application goes on; and so does its own, when it is started again."""
+    told: list[bool] = []
+    queue = memory_app.queue("jobs", int)
+
+    @queue.handler
+    def handle(number: int, ctx: ignis.Context) -> None:
+        told.append(ctx.stopping)
+
+    with ignis.Ignis("memory://") as other:
+        other.queue("jobs", int).handler(lambda number: None)
+        other.start()
+        for number in range(2):
+            memory_app.start()
+            queue.publish(number)
+            eventually(lambda: len(told) == number + 1)  # noqa: B023
+            other.stop()
+            memory_app.stop()
+    assert told == [False, False]
+    assert not make_context("a").stopping
+    assert make_context("a", stopping=True).stopping
+
+
 def test_who_asks_nothing_leaves_nothing() -> None:
     with ignis.Ignis("memory://") as app:
         queue = app.queue("jobs", str)

@@ -334,6 +334,9 @@ class _ChildOutlet:
     def saw(self, work: Work) -> None:
         self._sink.send(COMMAND_SAW_CANCEL, work.id)
 
+    def is_stopping(self) -> bool:
+        return self._inbox.get_note(NOTE_RETURN) == 1
+
 
 def shared_durations(path: Path, *, create: bool = False) -> Histogram:
     """Counts in a file how long messages were in their handler, so that what a killed process has counted is known. Made by the
