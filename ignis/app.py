@@ -320,8 +320,9 @@ class Ignis(AppSettings):
             handler_type: also takes queues that name this handler type; default: the function's name.
             options: see ``queue.handler``; without ``concurrency`` each queue's stored one counts.
 
-        The refresher finds the queues while the application runs. When several handlers fit a queue, the first
-        registered gets it. A queue with a handler of its own keeps that one.
+        Queues of this application that it fits run from the start. The refresher finds others while the application runs,
+        within ``refresher.watch_s``. When several handlers fit a queue, the first registered gets it. A queue with a handler
+        of its own keeps that one.
         """
 
         check_text(pattern, "pattern")

@@ -132,6 +132,8 @@ class AppRunning:
                 with without_means("the application cannot be started"):
                     self._check_consuming()
                     timers_of(None).begin()  # later there may be no thread for them
+                    # The store need not know them yet: who runs them is the first to open them.
+                    chosen += self._table.adopt_declared(lambda name: queues is None or name in wanted)
                     for queue in chosen:
                         queue.start(held=True)
                     self._sweeper().start()
@@ -170,6 +172,8 @@ class AppRunning:
         )
         if name is None:
             try:
+                for queue in self._table.adopt_declared(self._refresher().may_run):
+                    queue.start()
                 self._refresher().run_once()
             except IgnisError as exc:
                 log.warning(
@@ -178,8 +182,8 @@ class AppRunning:
                     ),
                     exc,
                 )
-        elif self._refresher().may_run(name) and (queue := self._table.find(name)) is not None:
-            queue.start()
+        elif self._refresher().may_run(name) and (named := self._table.find(name)) is not None:
+            named.start()
 
     def pause(self) -> None:
         """See ``app.pause``."""

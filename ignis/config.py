@@ -477,8 +477,8 @@ class RefresherSettings(_Settings):
     initial_delay_s: float = _setting(60, "wait before the first such look", 0, 86_400)
     watch_s: float = _setting(
         5,
-        "time between looks at the queues that this process runs, at who died holding messages of them, and at whether those it "
-        "publishes to still exist; 0 = only together with all queues",
+        "time between looks at the queues that this process runs, at who died holding messages of them, at new queues of a "
+        "handler's pattern, and at whether those it publishes to still exist; 0 = only together with all queues",
         0,
         3_600,
     )

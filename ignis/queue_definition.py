@@ -56,6 +56,7 @@ class QueueDefinition(Generic[M]):
         self.spec: HandlerSpec | None = None
         """The handler that is registered."""
         self.template: HandlerTemplate | None = None
+        self.found = False
         """What made this queue when it was found in the store; None for one that the code names."""
         self.magazines: tuple[Magazine[M], Magazine[M]] | None = None
         """Main and sideline, once the queue is open."""

@@ -73,12 +73,21 @@ class QueueParts(Generic[M]):
 
     @property
     def template(self) -> HandlerTemplate | None:
-        """The pattern subscription that made this queue when it was found in the store; None for a queue that the code names."""
+        """The pattern subscription whose handler this queue has; None for one with a handler of its own, or none."""
         return self._definition.template
 
     @template.setter
     def template(self, template: HandlerTemplate | None) -> None:
         self._definition.template = template
+
+    @property
+    def found(self) -> bool:
+        """Whether it was made because the queue was found in the store; False for a queue that the code names."""
+        return self._definition.found
+
+    @found.setter
+    def found(self, found: bool) -> None:
+        self._definition.found = found
 
     @property
     def main(self) -> Magazine[M]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ignis.config import QueueSettings, check_name, given_names, shown
@@ -67,7 +68,7 @@ class QueueTable:
     def reset(self) -> None:
         """After the application was closed: what was found in the store is forgotten, the rest is as it was made."""
         with self._lock:
-            self._queues = {name: queue for name, queue in self._queues.items() if queue.template is None}
+            self._queues = {name: queue for name, queue in self._queues.items() if not queue.found}
             for queue in self._queues.values():
                 queue.reset()
 
@@ -83,8 +84,9 @@ class QueueTable:
 
     def adopt(self, template: HandlerTemplate, name: str, record: QueueRecord | None = None) -> Queue[Any]:
         """The queue of that name with this handler on it. Raises QueueMismatchError, ConfigError, ConsumerLimitError."""
+        known = self.find(name)
         queue = self.get(name, template.type, {})
-        queue.template = template
+        queue.template, queue.found = template, known is None or known.found
         try:
             # Without a concurrency the code asks for none: what is stored stays.
             queue.add_handler(template.fn, template.options_for(record), declares=template.declares)
@@ -92,6 +94,27 @@ class QueueTable:
             queue.template = None
             raise
         return queue
+
+    def adopt_declared(self, may_run: Callable[[str], bool]) -> list[Queue[Any]]:
+        """Those queues that the code names without a handler, and that one of a pattern fits: with that handler on them. A queue
+        of another type than the handler's is left out: it is published to, for somebody else. Opens the store.
+
+        Args:
+            may_run: whether the queue of that name is wanted.
+
+        Raises as `adopt`, and what the store raises.
+        """
+        adopted = []
+        for queue in self.all() if self.templates else ():
+            if queue.spec is not None or not may_run(queue.name):
+                continue
+            for template in self.templates:
+                same_type = queue.type is None or template.type is None or queue.type is template.type
+                if same_type and template.fits_queue(queue.name, queue.settings.handler_type):
+                    record = self._app.store().queues.get(queue.name)
+                    adopted.append(self.adopt(template, queue.name, record))
+                    break
+        return adopted
 
 
 def _differences(known: Queue[Any], fresh: Queue[Any], of_settings: bool) -> str:

@@ -35,7 +35,7 @@ from ignis.stacks import start_thread
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.http_routes import app_endpoint, failed_queues, supervisor_endpoint
-from ignis.supervisor.worker_main import BURST, Limits, Worker, running_queues
+from ignis.supervisor.worker_main import BURST, Limits, Worker, patterns, running_queues
 from ignis.urls import redacted
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
@@ -118,13 +118,14 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         if state.json:
             document = {
                 "event": "started", "pid": os.getpid(), "owner": app.store.owner, "url": redacted(app.url), "queues": queues,
+                "patterns": patterns(app),
             }  # fmt: skip
             if endpoint is not None:
                 document["health"] = endpoint.url
             output.event(document)
         else:
             output.remark(
-                f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}{_shown(endpoint)}; "
+                f"ignis worker {os.getpid()} on {redacted(app.url)}: {_named(queues, patterns(app))}{_shown(endpoint)}; "
                 "SIGTERM or Ctrl-C drains",
                 event="started",
             )
@@ -192,12 +193,15 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
         described = supervisor.describe()
         pids = [one["pid"] for one in described["processes"]]
         if state.json:
-            document = {"event": "started", "pid": os.getpid(), "queues": supervisor.queues, "processes": pids}
+            document = {
+                "event": "started", "pid": os.getpid(), "queues": supervisor.queues, "patterns": supervisor.patterns,
+                "processes": pids,
+            }  # fmt: skip
             if endpoint is not None:
                 document["health"] = endpoint.url
             output.event(document)
         else:
-            names = ", ".join(supervisor.queues)
+            names = _named(supervisor.queues, supervisor.patterns)
             output.remark(
                 f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}{_shown(endpoint)}; "
                 "SIGTERM drains",
@@ -228,6 +232,12 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     if state.json:
         output.event({"event": "stopped", "pid": os.getpid(), "code": code})
     return code
+
+
+def _named(queues: Sequence[str], patterns: Sequence[str]) -> str:
+    """What runs, and what is waited for."""
+    waits = [f"waits for queues {', '.join(patterns)}"] if patterns else []
+    return "; ".join([*([", ".join(queues)] if queues else []), *waits])
 
 
 def _shown(endpoint: HttpEndpoint | None) -> str:

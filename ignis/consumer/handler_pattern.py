@@ -61,12 +61,20 @@ class HandlerTemplate:
 
     def fits(self, record: QueueRecord) -> bool:
         """Whether the queue is one of this handler's."""
-        by_type = bool(record.handler_type) and record.handler_type == self.handler_type
-        return by_type or self.fits_name(record.name)
+        return self.fits_queue(record.name, record.handler_type)
+
+    def fits_queue(self, name: str, handler_type: str) -> bool:
+        """`fits`, for a queue of that name and handler type."""
+        return (bool(handler_type) and handler_type == self.handler_type) or self.fits_name(name)
 
     def fits_name(self, name: str) -> bool:
         """Whether a queue of that name is, whatever handler type it has."""
         return bool(self.pattern) and fnmatch.fnmatchcase(name, self.pattern)
+
+    @property
+    def shown(self) -> str:
+        """What it waits for, for people: its pattern, or its handler type."""
+        return self.pattern or f"with the handler type {self.handler_type}"
 
     def options_for(self, record: QueueRecord | None) -> dict[str, Any]:
         """The handler's options for a stored queue; None stands for one of which only the name is known."""

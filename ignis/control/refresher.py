@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,7 @@ REMOVED = "removed"
 FAILED = "failed"
 
 _MARKS_PER_EXPIRY = 8
+_SELDOM = 100
 
 
 @dataclass
@@ -114,6 +116,7 @@ class Refresher:
         self._only: frozenset[str] | None = None
         self._pass = threading.Lock()
         self._stop = threading.Event()
+        self._find_at_s = 0.0
         self._thread: threading.Thread | None = None
         self.states: dict[str, str] = {}
         """Queue -> one of the words above; ``failed: `` is followed by why."""
@@ -169,7 +172,8 @@ class Refresher:
 
     def watch_once(self) -> RefreshResult:
         """Reconciles the queues that run here, and looks whether those that were declared here and had expired have
-        messages again: one or two reads each. Then looks whether a process died that worked on them."""
+        messages again: one or two reads each. Then looks whether there are new ones that a handler of a pattern fits, and whether
+        a process died that worked on any."""
         with self._pass:
             store, result = self._store(), RefreshResult()
             for queue in self._queues.all():
@@ -187,8 +191,23 @@ class Refresher:
                         result,
                         lambda one=queue, of=record: self._reconcile(one, of, result),  # type: ignore[misc]
                     )
+            self._find_new(store, result)
             self._take_back_from_dead()
             return result
+
+    def _find_new(self, store: Store, result: RefreshResult) -> None:
+        """Queues that a handler of a pattern fits, made since the last pass. In a store of very many queues it looks more seldom:
+        that is to take a hundredth of the time at most."""
+        began_s = time.monotonic()
+        if not self._queues.templates or began_s < self._find_at_s:
+            return
+        self._find_at_s = began_s + self.settings.interval_s  # where the store refuses
+        for record in store.queues.list(active=True):
+            known = self._queues.find(record.name)
+            if (known is None or known.spec is None) and any(one.fits(record) for one in self._queues.templates):
+                self._guarded(record.name, result, lambda one=record: self._look(store, one, result))  # type: ignore[misc]
+        now_s = time.monotonic()
+        self._find_at_s = now_s + _SELDOM * (now_s - began_s)
 
     def _take_back_from_dead(self) -> None:
         """Who died holding messages of the queues that run here need not be waited for until the sweeper's next pass."""
@@ -313,7 +332,7 @@ class Refresher:
         queue.shovel.stop()
         if state == REMOVED:
             queue.note_removed()
-        if queue.template is not None:
+        if queue.found:
             self._queues.discard(queue)
 
     # -- use and expiry

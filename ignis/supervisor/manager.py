@@ -151,6 +151,11 @@ class Supervisor:
         return sorted({name for one in list(self._living) for name in one.started.get("queues", [])})
 
     @property
+    def patterns(self) -> list[str]:
+        """Of queues that their handlers wait for."""
+        return sorted({name for one in list(self._living) for name in one.started.get("patterns", [])})
+
+    @property
     def healthy(self) -> bool:
         """Whether as many processes as wanted consume and speak. Those that begin count while one consumes and none has
         failed lately: more workers are no reason to end them all."""
@@ -263,7 +268,8 @@ class Supervisor:
                 self._from = {name: event[name] for name in ("url", "client_id", "farm_id", "store_options")}
             elif event["event"] == "started":
                 self._ever_ready = True
-                log.info(event_text("process_consumes", "process %d consumes: %s"), one.pid, ", ".join(event["queues"]))
+                queues = ", ".join(event["queues"]) or "no queue yet"
+                log.info(event_text("process_consumes", "process %d consumes: %s"), one.pid, queues)
             elif event["event"] == "ending":
                 one.end_within(max(self._settings.kill_after_s, _LEAST_END_S))
         self.totals.note(one.number, one.status)

@@ -117,7 +117,7 @@ class Worker:
         while not app.ready:
             if self._ended.wait(0.005):
                 return
-        self._tell(event="started", queues=running_queues(app))
+        self._tell(event="started", queues=running_queues(app), patterns=patterns(app))
         if self._on_started is not None:
             self._on_started()
         while not self._ended.is_set():
@@ -189,6 +189,11 @@ class Worker:
 def running_queues(app: Ignis) -> list[str]:
     """Names of the queues with a consumer here."""
     return sorted(queue.name for queue in app.queues() if queue.consumer is not None)
+
+
+def patterns(app: Ignis) -> list[str]:
+    """Of queues that its handlers wait for."""
+    return [one.shown for one in app.templates]
 
 
 def process_figures(app: Ignis) -> dict[str, Any]:

@@ -137,6 +137,41 @@ def test_it_says_where_it_listens(tmp_path: Path, url: str, more: list[str]) -> 
         process.communicate(timeout=TIMEOUT_S)
 
 
+PATTERNS = """
+from ignis import Ignis
+
+app = Ignis()
+app.queue("mails.urgent", str)
+
+@app.handler("mails.*", str)
+def send(mail): ...
+
+@app.handler(handler_type="letter")
+def post(letter): ...
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+def test_it_says_what_it_waits_for(tmp_path: Path, url: str, more: list[str]) -> None:
+    (tmp_path / "mails.py").write_text(PATTERNS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ignis", "worker", "mails", "--url", url, *more],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith(f"ignis worker {process.pid}"))
+        told = {part.strip() for part in line.partition(" run " if more else f" on {url}: ")[2].split(";")}
+        waits = "waits for queues mails.*, with the handler type letter"
+        assert {"mails.urgent", waits} <= told, line
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_S)
+
+
 @pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
 @pytest.mark.parametrize("room", [True, False])
 def test_a_burst_ends_well_when_all_is_acknowledged(tmp_path: Path, url: str, processes: list[str], room: bool) -> None:

@@ -86,6 +86,93 @@ def test_queues_that_are_there_at_the_start_do_not_wait_for_a_pass(store_url: st
     eventually(lambda: seen == [("orders.eu", 1)])
 
 
+def test_queues_that_the_code_names_run_from_the_start(store_url: str, new_app: MakeApp) -> None:
+    """The store did not know them yet, and the first pass comes after a minute, the next after five."""
+    app = new_app(store_url, refresher=BY_HAND)
+    urgent = app.queue("mails.urgent", dict, shards=3)
+    by_type = app.queue("letters", dict, handler_type="mail")
+    own, other = app.queue("mails.own", dict), app.queue("news", dict)
+    of_others = app.queue("mails.raw", bytes)
+    seen: list[Any] = []
+    owns: list[Any] = []
+
+    @app.handler("mails.*", dict, handler_type="mail")
+    def handle(message: dict[str, Any], ctx: ignis.Context) -> None:
+        seen.append((ctx.queue, message["n"]))
+
+    own.handler(owns.append)
+    app.start()
+    assert {queue.name for queue in app.queues() if queue.consumer is not None} == {
+        "mails.urgent",
+        "letters",
+        "mails.own",
+    }
+    assert (app.refresher.states["mails.urgent"], urgent.main.shards) == (RUNNING, 3)
+    for number, queue in enumerate((urgent, by_type, own, other)):
+        queue.publish({"n": number})
+    of_others.publish(b"for somebody else")
+    eventually(lambda: len(seen) == 2 and owns)
+    assert sorted(seen) == [("letters", 1), ("mails.urgent", 0)]
+
+
+def test_a_queue_that_the_code_names_stays_the_same_object(store_url: str, new_app: MakeApp) -> None:
+    """It was forgotten with the queues that were found, and could not be published to after the next start."""
+    app = new_app(store_url, refresher=BY_HAND)
+    queue = app.queue("mails.urgent", dict)
+    seen = handled_by(app, "mails.*")
+    for number in range(2):
+        app.start()
+        queue.publish({"n": number})
+        eventually(lambda: len(seen) == number + 1)  # noqa: B023
+        app.close()
+        assert app.queue("mails.urgent") is queue
+
+
+def test_only_the_queues_that_were_asked_for_run_from_the_start(store_url: str, new_app: MakeApp) -> None:
+    app = new_app(store_url, refresher=BY_HAND)
+    for name in ("mails.urgent", "mails.usual"):
+        app.queue(name, dict)
+    handled_by(app, "mails.*")
+    app.start(["mails.usual"])
+    assert [queue.name for queue in app.queues() if queue.consumer is not None] == ["mails.usual"]
+
+
+def test_a_pattern_that_comes_late_takes_what_the_code_names(store_url: str, new_app: MakeApp) -> None:
+    app = new_app(store_url, refresher=BY_HAND)
+    app.queue("first", dict).handler(lambda message: None)
+    queue = app.queue("mails.urgent", dict)
+    app.start()
+    seen = handled_by(app, "mails.*")
+    queue.publish({"n": 1})
+    eventually(lambda: seen == [("mails.urgent", 1)])
+
+
+def test_the_watch_finds_new_queues_of_a_pattern(
+    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = new_app(store_url, refresher={"initial_delay_s": 86_400, "watch_s": 0.01})
+    elsewhere = new_app(store_url)
+    seen = handled_by(here, "orders.*")
+    here.start()
+    elsewhere.queue("orders.eu", dict).publish({"n": 1})
+    elsewhere.queue("mails", dict).publish({"n": 2})
+    eventually(lambda: seen == [("orders.eu", 1)])
+    here.refresher.stop()
+    # Where the store refuses, it is asked again after a whole interval.
+    monkeypatch.setattr(here.refresher, "_find_at_s", 0.0)
+    asked: list[bool] = []
+
+    def refuse(active: bool | None = None) -> list[QueueRecord]:
+        asked.append(True)
+        raise StoreBusyError("held")
+
+    monkeypatch.setattr(here.store.queues, "list", refuse)
+    with pytest.raises(StoreBusyError):
+        here.refresher.watch_once()
+    here.refresher.watch_once()
+    assert asked == [True]
+
+
 def test_a_queue_is_taken_by_its_handler_type(app: ignis.Ignis) -> None:
     app.store.queues.put(QueueRecord("made.by.java", shards=2, handler_type="order", concurrency=3))
     app.store.queues.put(QueueRecord("other", shards=2, handler_type="mail"))
