@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import tenacity
@@ -38,16 +39,24 @@ _PROBE_S = 2.0
 
 
 class Attempts:
-    """Remembers the last failure of an attempt that says more than that its time was up."""
+    """Remembers the last failure of an attempt that says more than that its time was up.
 
-    def __init__(self) -> None:
+    Args:
+        on_failure: called with that after each attempt that failed.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self.failure: BaseException | None = None
+        self._on_failure = on_failure
 
     def note(self, state: tenacity.RetryCallState) -> None:
         """After each attempt that failed."""
         failure = None if state.outcome is None else state.outcome.exception()
         if not isinstance(failure, _TIME_UP):
             self.failure = failure
+        why = self.failure or failure
+        if self._on_failure is not None and why is not None:
+            self._on_failure(why)
 
 
 def retry_rules(settings: ClientSettings, limit_s: float, attempts: Attempts) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import ssl
 import threading
@@ -32,6 +33,8 @@ from ignis.errors import (
     IgnisError,
     StoreTimeoutError,
 )
+from ignis.log_format import event_text
+from ignis.log_limit import LimitedLog
 from ignis.native.wire import Outgoing
 from ignis.storage.base import FireResult, Pointers
 
@@ -39,7 +42,12 @@ __all__ = ["SyncClient", "exchange_alone"]
 
 T = TypeVar("T")
 
+log = logging.getLogger("ignis.broker")
+
 _TAKE_ALONG_S = 2.0
+_AWAY_S = 2.0
+"""A broker that is there again before that, such as after a restart, is nothing to speak of."""
+_SAY_AGAIN_S = 30.0
 
 
 class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
@@ -66,6 +74,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         self._connecting = threading.Lock()
         self._attempts = Attempts()
         """Those of the thread that is connecting, or was."""
+        self._away_since_s: float | None = None
+        self._said = LimitedLog(log, _SAY_AGAIN_S)
 
     # -- requests
 
@@ -189,12 +199,30 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _open(self, limit_s: float) -> SyncConnection:
         deadline = time.monotonic() + limit_s
-        attempts = self._attempts = Attempts()
+        # Who has never connected gets the error at once; who lost a connection may be many threads that wait for the next one.
+        attempts = self._attempts = Attempts(self._say_away if self._resumes and self.connects else None)
         retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s, attempts))
         try:
-            return retrying(self._open_once, deadline)
+            connection: SyncConnection = retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
             raise explained(exc, self.address, attempts) from exc
+        self._say_back()
+        return connection
+
+    def _say_away(self, why: BaseException) -> None:
+        now_s = time.monotonic()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if (away_s := now_s - self._away_since_s) >= _AWAY_S:
+            self._said.warning(
+                event_text("broker_away", "no connection to %s for %.0f s, trying again: %s"),
+                self.address.name, away_s, str(why) or repr(why),
+            )  # fmt: skip
+
+    def _say_back(self) -> None:
+        since_s, self._away_since_s = self._away_since_s, None
+        if since_s is not None and (away_s := time.monotonic() - since_s) >= _AWAY_S:
+            log.info(event_text("broker_back", "connected to %s again after %.0f s"), self.address.name, away_s)
 
     def _nap(self, seconds: float) -> None:
         time.sleep(seconds)
