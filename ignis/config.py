@@ -674,7 +674,8 @@ class BrokerSettings(_Settings):
     )
     max_receive_bytes: int = _setting(
         256 << 20,
-        "memory of frames still arriving, over all connections, and of requests that wait for the store; above it few are read",
+        "memory of frames still arriving, over all connections, and of requests and messages that wait for the store; "
+        "above it few are read",
         1 << 16,
         1 << 40,
     )

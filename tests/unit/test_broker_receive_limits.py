@@ -211,3 +211,42 @@ def test_nobody_is_hurried_while_there_is_memory() -> None:
     for number in range(2):
         broker.read(number, frame(60_000)[:2_000])
     assert broker.late(9) == []
+
+
+def test_what_is_published_counts_until_it_is_stored() -> None:
+    """No frame needs more memory meanwhile, and who stands in line for that is not late."""
+    broker = Broker(4)
+    broker.late(0)
+    broker.receiving.count_backlog(LIMIT + 1)
+    assert broker.receiving.crowded
+    assert broker.area.read_bytes == 4_096
+    for number in range(4):
+        broker.read(number, frame(9_000)[:4_096])
+    assert [one.unread for one in broker.sessions] == [True] * 4
+    for now in range(1, 100):
+        assert broker.late(now) == []
+    broker.receiving.count_backlog(-LIMIT - 1)
+    for number in range(4):
+        assert not broker.sessions[number].unread
+        broker.leave(number)
+    assert broker.area.read_bytes == 65_536
+
+
+def test_reads_are_wide_again_without_a_frame_that_arrives() -> None:
+    broker = Broker(1)
+    broker.receiving.count_backlog(LIMIT + 1)
+    broker.receiving.count_backlog(-LIMIT - 1)
+    assert broker.area.read_bytes == 65_536
+
+
+def test_what_was_begun_and_what_waits_are_one_limit() -> None:
+    """The first in line goes on regardless of what others have begun only while little waits for the store."""
+    broker = Broker(4)
+    broker.receiving.count_backlog(LIMIT // 3)
+    for number in range(4):
+        broker.read(number, frame(18_000)[:6_000])
+    assert broker.receiving.held_bytes <= LIMIT + 4 * 6_000
+    waiting = broker.receiving.waiting
+    assert waiting == sum(one.unread for one in broker.sessions) >= 3
+    broker.receiving.count_backlog(LIMIT // 4 - LIMIT // 3)
+    assert broker.receiving.waiting < waiting

@@ -4,7 +4,8 @@ All connections put into one queue per magazine. What arrives in one turn of the
 gathers and becomes one load: one call of the store, one commit and one flush for however many connections. A small load is
 made by the event loop itself where the store is quick (`WriteBatcher`), any other by a thread; never both at a time for one
 magazine, so its messages keep their order. What waits is bounded in bytes; above the bound the connections that send to
-this magazine are not read until it went down by half.
+this magazine are not read until it went down by half. Each may have brought one request more by then, so what waits in all
+inboxes counts in `ReceiveLimits` too.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ class PublishBuffer:
         self._loop = context.broker.loop
         self._threads = context.broker.threads
         self._limit_bytes = context.broker.settings.max_inbox_bytes
+        self._receiving = context.broker.receiving
         self._batcher = batcher
         self._dispatcher_of = dispatcher_of
         self._waiting: deque[Sent] = deque()
@@ -199,6 +201,7 @@ class PublishBuffer:
         self.lane = None  # what comes alone now would overtake it
         self._waiting.append(sent)
         self.bytes += sent.nbytes
+        self._receiving.count_backlog(sent.nbytes)
         self.requests += 1
         self._begin()
 
@@ -288,8 +291,8 @@ class PublishBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether senders are to wait: see `when_room`."""
-        return self.bytes > self._limit_bytes
+        """Whether senders are to wait, for this magazine's inbox or for all of them: see `when_room`."""
+        return self.bytes > self._limit_bytes or self._receiving.crowded
 
     def when_room(self, call: Callable[[], None]) -> None:
         """Calls back, once, when what waits went down to half the limit."""
@@ -421,9 +424,11 @@ class PublishBuffer:
     def finish(self, taken: list[Sent]) -> None:
         """These are durable, or refused: their senders are told."""
         self.loads += 1
-        self.bytes -= sum(sent.nbytes for sent in taken)
+        nbytes = sum(sent.nbytes for sent in taken)
+        self.bytes -= nbytes
         for sent in taken:
             sent.done(sent)
+        self._receiving.count_backlog(-nbytes)
         self._relieve()
 
     def _relieve(self) -> None:

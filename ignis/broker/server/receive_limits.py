@@ -1,5 +1,5 @@
 """What was received, over all connections of a broker: the memory of frames that still arrive and of requests that wait for the
-store, and for how long a frame may arrive.
+store, publishes included, and for how long a frame may arrive.
 
 A connection's own memory grows as the bytes of a frame come, up to ``max_frame_bytes``. What all of them hold together, with
 what waits for the store, is bounded here: above ``max_receive_bytes`` a connection whose frame needs more memory stands in line
@@ -10,7 +10,8 @@ Time bounds the rest, so that nobody holds memory, or the others up, by being sl
 * a frame has ``frame_timeout_s`` to arrive, and as long again for every MiB of it;
 * while others stand in line, what came of it, if it is 4 KiB or more, must have come ten times as fast;
 * who has stood in line for ``frame_timeout_s`` and is not the first makes room for those behind it. So one that came
-  last among many who only hold memory is served when their time is over.
+  last among many who only hold memory is served when their time is over. Time in which the line waits for the store does not
+  count: that is nobody's fault who stands in it.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ class ReceiveLimits:
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._wide_bytes = area.read_bytes
+        self._narrow = False
+        """The memory is used up: each read takes little."""
         self._since: dict[Sends, float] = {}
         """When the frame that is not complete began, less the time in which its connection was not read."""
         self._line: dict[Sends, float] = {}
         """Who stands in line, in order, and since when."""
         self._favoured: Sends | None = None
         self.backlog_bytes = 0
-        """Of requests that wait for the store or are at it."""
+        """Of requests that wait for the store or are at it, and of what is to be published."""
         self._looked_s: float | None = None
 
     @property
@@ -79,8 +82,11 @@ class ReceiveLimits:
     def count_backlog(self, size: int) -> None:
         """A request waits for the store from now on; with a negative ``size``, it has been there."""
         self.backlog_bytes += size
-        if size < 0 and self._line:
-            self._go_on()
+        if size < 0:
+            if self._line or self._narrow:
+                self._go_on()
+        elif not self._narrow and self.backlog_bytes > self._limit_bytes:
+            self._set_narrow(True)
 
     @property
     def waiting(self) -> int:
@@ -132,6 +138,8 @@ class ReceiveLimits:
             elif self._line and came >= _NARROW_BYTES and now - since > self._allowed_s(came) / _HURRY:
                 late.append((session, f"others wait for the memory of a frame that arrives slowly ({_BOTH})"))
         room += sum(session.arriving.buffered_bytes for session, _ in late)
+        if self._favoured is None:  # the line waits for the store alone, else `_go_on` would have let the first one pass
+            self._line = {session: min(now, since + passed) for session, since in self._line.items()}
         for place, (session, since) in enumerate(self._line.items()):
             needs = session.arriving.needs_bytes
             if needs <= room:
@@ -147,10 +155,11 @@ class ReceiveLimits:
     def _fits(self, needs: int) -> bool:
         return self.held_bytes + needs <= self._limit_bytes
 
-    def _has_room_for(self, frame_bytes: int) -> bool:
+    def _has_room_for(self, arriving: FrameReader) -> bool:
         """Whether a whole frame may wait for the store beside what does already. One that is hardly smaller than the limit must
-        come through too, while others are asked for all the time."""
-        return self.backlog_bytes <= max(self._limit_bytes - frame_bytes, self._limit_bytes // 4)
+        come through too, while others are asked for all the time and hold what they have begun."""
+        others = self.held_bytes - arriving.buffered_bytes
+        return others + arriving.frame_bytes <= self._limit_bytes or self.backlog_bytes <= self._limit_bytes // 4
 
     def _go_on(self) -> None:
         """Reads again from those that stand in line, in order, as far as there is memory."""
@@ -160,11 +169,14 @@ class ReceiveLimits:
             needs = first.arriving.needs_bytes
             if self._fits(promised + needs):
                 promised += needs
-            elif self._favoured is None and self._has_room_for(first.arriving.frame_bytes):
+            elif self._favoured is None and self._has_room_for(first.arriving):
                 self._favoured = first
             else:
                 break
             del self._line[first]
             first.resume(_REASON)
-        used_up = self.held_bytes > self._limit_bytes
-        self._area.read_bytes = _NARROW_BYTES if used_up else self._wide_bytes
+        self._set_narrow(self.held_bytes > self._limit_bytes)
+
+    def _set_narrow(self, narrow: bool) -> None:
+        self._narrow = narrow
+        self._area.read_bytes = _NARROW_BYTES if narrow else self._wide_bytes

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,80 @@ def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
                 wire.send_nothing_more()
             go_on.set()
             eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
+
+
+def test_publishes_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen connections with one message of 2 MB each, where 4 MiB may wait in all, and one frame more may arrive."""
+    settings = {"max_receive_bytes": 4 << 20, "max_inbox_bytes": 1 << 20, "store_threads": 1, "frame_timeout_s": 0.5}
+    frame = encode_frame(Command.SEND_BATCH, 5, big_batch(2_000_000))
+    with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
+        with broker.client() as client:
+            client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        wires = [stack.enter_context(greeted(broker.port)) for _ in range(16)]
+        receiving, go_on = broker.broker.receiving, threading.Event()
+        magazines = broker.broker.applications[0].store.magazines
+        load = magazines.load
+
+        def slow(*args: Any, **options: Any) -> Any:
+            assert go_on.wait(WAIT_S)
+            return load(*args, **options)
+
+        monkeypatch.setattr(magazines, "load", slow)
+        most = 0
+
+        def held() -> int:
+            nonlocal most
+            inboxes = broker.broker.applications[0].inboxes
+            most = max(most, sum(one.bytes for one in inboxes) + receiving.held_bytes - receiving.backlog_bytes)
+            return receiving.waiting
+
+        senders = [threading.Thread(target=wire.sock.sendall, args=(frame,), daemon=True) for wire in wires]
+        try:
+            for sender in senders:
+                sender.start()
+            eventually(lambda: broker.on_loop(held) >= 12)
+            time.sleep(2)  # longer than a frame may take: who waits for the store is not sent away
+            broker.on_loop(held)
+        finally:
+            go_on.set()
+        for wire in wires:
+            broker.on_loop(held)
+            assert wire.receive()[0] == Command.SEND_ACK
+        assert most <= (4 << 20) + len(frame) + (1 << 20)
+        eventually(lambda: broker.on_loop(lambda: receiving.held_bytes) == 0)
+
+
+def test_small_publishes_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over many queues, none of which has much, from connections that begin no frame which they do not end."""
+    settings = {"max_receive_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
+    with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
+        names = [f"q{number}" for number in range(8)]
+        with broker.client() as client:
+            for name in names:
+                client.ask(requests.create_queue(name, {"shards": 1, "codec": "raw"}))
+        receiving, go_on = broker.broker.receiving, threading.Event()
+        facts = broker.broker.applications[0].facts
+        known = facts.shards
+
+        def slow(*args: Any, **options: Any) -> Any:
+            assert go_on.wait(WAIT_S)
+            return known(*args, **options)
+
+        monkeypatch.setattr(facts, "known", lambda magazine: None)
+        monkeypatch.setattr(facts, "shards", slow)
+        wires = [stack.enter_context(greeted(broker.port)) for _ in names]
+        try:
+            for wire, name in zip(wires, names, strict=True):
+                payload = pack_send(name.encode(), 0, 0, encode_record(bytes(3_000)))
+                sends_until_it_is_not_read(broker, wire, encode_frame(Command.SEND, 5, payload))
+            inboxes = list(broker.broker.applications[0].inboxes)
+            waiting = broker.on_loop(lambda: sum(one.bytes for one in inboxes))
+            assert waiting <= (1 << 20) + 8 * (64 << 10) + (256 << 10)
+            for wire in wires:
+                wire.send_nothing_more()
+        finally:
+            go_on.set()
+        eventually(lambda: broker.on_loop(lambda: receiving.held_bytes) == 0)
 
 
 def test_long_lists_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
