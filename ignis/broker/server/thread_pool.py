@@ -55,3 +55,4 @@ class ThreadPool:
             if call is None:
                 return
             call_user_code(log, event_text("broker_call_failed", "a call in a thread of the broker failed"), call)
+            del call  # a thread without work would keep what it was given, 64 MiB perhaps, until the next call
