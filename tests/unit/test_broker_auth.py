@@ -66,10 +66,18 @@ def add(path: Path, *users: User) -> None:
 
 def test_a_password_is_verified_by_its_hash_alone(kept: str) -> None:
     assert passwords.verify_password(SECRET, kept)
-    for wrong in ("", SECRET + " ", SECRET.upper(), "x" * 2_000, "\ud800"):
+    for wrong in ("", SECRET + " ", SECRET.upper(), "x" * 2_000, "\ud800", SECRET + "\0", "\0" + SECRET):
         assert not passwords.verify_password(wrong, kept)
     assert SECRET not in kept
     assert passwords.hash_password(SECRET) != kept, "salted"
+
+
+def test_a_password_has_no_nul(kept: str) -> None:
+    """A hash by HMAC does not tell one with NUL characters behind it from one without."""
+    assert not passwords.verify_password(SECRET + 9 * "\0", kept)
+    for bad in ("\0", SECRET + "\0", "a\0b"):
+        with pytest.raises(ConfigError, match="no NUL"):
+            passwords.hash_password(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 1_025])

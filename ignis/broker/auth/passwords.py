@@ -50,10 +50,13 @@ class NewToken(NamedTuple):
 
 
 def hash_password(password: str) -> str:
-    """The hash to keep. Takes some 60 ms and 32 MiB. Raises ConfigError for an empty password or one over 1,024 bytes."""
+    """The hash to keep. Takes some 60 ms and 32 MiB. Raises ConfigError for an empty password, one over 1,024 bytes
+    or with a NUL character."""
     data = password.encode()
     if not 0 < len(data) <= MAX_PASSWORD_BYTES:
         raise ConfigError(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes, this one {len(data)}")
+    if b"\0" in data:
+        raise ConfigError("a password has no NUL character (U+0000): it would be right without one at its end as well")
     salt = secrets.token_bytes(_SALT_BYTES)
     return (
         f"$scrypt$ln={_LOG2_N},r={_R},p={_P}${_text(salt)}${_text(_derive(data, salt, _LOG2_N, _R, _P, _HASH_BYTES))}"
@@ -69,7 +72,8 @@ def verify_password(password: str, kept: str) -> bool:
     data = password.encode("utf-8", "surrogatepass")
     if len(data) > MAX_PASSWORD_BYTES:
         return False
-    return hmac.compare_digest(_derive(data, salt, log2_n, r, p, len(expected)), expected)
+    same = hmac.compare_digest(_derive(data, salt, log2_n, r, p, len(expected)), expected)
+    return same and b"\0" not in data  # scrypt hashes by HMAC, which fills a key up with NUL
 
 
 def check_hash(kept: str) -> None:
