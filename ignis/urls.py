@@ -88,6 +88,8 @@ def redacted(url: object) -> str:
             place = f"{host}/{_HIDDEN}"
     elif "@" in place and not place.startswith(("/", ".")):
         place = f"{_HIDDEN}@{place.rpartition('@')[2]}"  # a login, which a path has not
+    elif "@" in rest and not place.startswith(("/", ".")):
+        return f"{scheme}://{_HIDDEN}"  # the same, with a mark in its password
     shown = f"{scheme}://{place if scheme not in _NO_HOST else _without_options(place)}"
     if question:
         shown += "?" + "&".join(_option(one) for one in query.split("&"))

@@ -41,6 +41,7 @@ from ignis.relay.publish_only import NoArrays, NoLocks, NoReading, refuse
 from ignis.relay.publisher import RelayPublisher
 from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
 from ignis.storage.checks import check_dues
+from ignis.urls import redacted
 
 __all__ = ["RelayStore", "open_store"]
 
@@ -66,6 +67,8 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[s
     path = unquote(parts.netloc + parts.path)
     if not path:
         raise ConfigError("a relay URL names a directory; write relay:///dev/shm/ignis")
+    if not path.startswith("/") and "@" in parts.query + parts.fragment:  # a login, with a mark in its password
+        raise ConfigError(f"a relay URL takes no login: {redacted(parts.geturl())}; write relay:///dev/shm/ignis")
     if not create and path.startswith("/") and not os.path.exists(path):
         raise StoreUnreachableError(f"no relay at {path}: there is no such directory")
     return RelayStore(path, resolve(RelaySettings, merged, load_file(None)), client_id=client_id, farm_id=farm_id)

@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, unquote
 
 from ignis.config import check_text
 from ignis.errors import ConfigError
-from ignis.urls import masked
+from ignis.urls import masked, redacted
 
 __all__ = ["directory_of"]
 
@@ -30,6 +30,10 @@ def directory_of(parts: SplitResult) -> str:
             f"one, or {scheme}:///{masked(path.lstrip('./'))} for one from the root"
         )
     if not path.startswith("/") and parts.netloc not in (".", ".."):
+        if "@" in parts.query + parts.fragment:  # a login, with a mark in its password
+            raise ConfigError(
+                f"the {scheme} URL {redacted(parts.geturl())} names no directory: it takes no login; write {scheme}:///path/of/it"
+            )
         name = path.removeprefix("./")
         path, name = masked(path), masked(name)
         raise ConfigError(

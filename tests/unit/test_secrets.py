@@ -83,6 +83,12 @@ URLS = [
     f"embedded:///var/lib/x?sync_interval_ms=5,pw={SECRET}",
     f"memory://name?creat=true;token={SECRET}",
     f"relay:///dev/shm/x?client_id=a;token={SECRET}",
+    *(
+        f"{scheme}://{login}{mark}x@place"
+        for scheme in ("embedded", "relay")
+        for login in (f"u:{SECRET}", SECRET, f"u:{SECRET}/y")
+        for mark in "?#"
+    ),
 ]
 
 
@@ -97,6 +103,9 @@ def test_what_is_shown_of_a_url(url: str) -> None:
         ("embedded:///var/lib/x@y", "embedded:///var/lib/x@y"),
         ("embedded:///x?sync_interval_ms=5&create=false", "embedded:///x?sync_interval_ms=5&create=false"),
         ("memory://", "memory://"),
+        (f"memory://u:{SECRET}#x@place", "memory://***"),
+        ("embedded:///x@y?create=false", "embedded:///x@y?create=false"),
+        ("relay://./x?client_id=a@b", "relay://./x?client_id=***"),
         ("ignis://[::1]:9710", "ignis://[::1]:9710"),
         (f"ignis://a:{SECRET}@host:9710/?timeout_s=5&token={SECRET}", "ignis://host:9710/?timeout_s=5&token=***"),
         ("aerospike://h1:3000,h2/ns?client_id=a&scope=local", "aerospike://h1:3000,h2/ns?client_id=a&scope=local"),

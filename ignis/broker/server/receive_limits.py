@@ -138,7 +138,9 @@ class ReceiveLimits:
             elif self._line and came >= _NARROW_BYTES and now - since > self._allowed_s(came) / _HURRY:
                 late.append((session, f"others wait for the memory of a frame that arrives slowly ({_BOTH})"))
         room += sum(session.arriving.buffered_bytes for session, _ in late)
-        if self._favoured is None:  # the line waits for the store alone, else `_go_on` would have let the first one pass
+        if (
+            self._favoured is None
+        ):  # the line waits for the store alone, else `_go_on` would have let the first one pass
             self._line = {session: min(now, since + passed) for session, since in self._line.items()}
         for place, (session, since) in enumerate(self._line.items()):
             needs = session.arriving.needs_bytes
