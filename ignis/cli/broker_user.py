@@ -17,6 +17,9 @@ from ignis.errors import ConfigError
 
 __all__ = ["user"]
 
+_SHORT = 8
+"""Passwords with fewer characters are warned of."""
+
 _FILE = click.option(
     "--users",
     "path",
@@ -67,7 +70,12 @@ def add(
     made = User(name, list(allow), certificate=certificate)
     made.check()
     if password:
-        made.password = hash_password(_ask_password())
+        given = _ask_password()
+        made.password = hash_password(given)
+        if len(given) < _SHORT:
+            output.warning(
+                f"the password of {name} has fewer than {_SHORT} characters and is soon guessed; it is set all the same"
+            )
     secret = new_token() if token else None
     if secret is not None:
         made.tokens = [Token(secret.id, secret.digest)]

@@ -19,6 +19,15 @@ from ignis.cli.state import State
 from ignis.errors import ConfigError, IgnisError
 
 
+@pytest.mark.parametrize(("password", "warns"), [("1234567", True), ("12345678", False), ("\u00e4" * 7, True)])
+def test_a_short_password_is_warned_of(path: Path, password: str, warns: bool) -> None:
+    done = call(path, "add", "ann", "--password", "--allow", "all:*", stdin=f"{password}\n")
+    assert (done.exception, done.stdout.strip()) == (None, "added ann")
+    assert ("fewer than 8 characters" in done.stderr) == warns
+    assert password not in done.stderr
+    assert UsersFile(path).authenticate(Credentials(user="ann", password=password)).name == "ann"
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "users.json"
