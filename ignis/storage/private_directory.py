@@ -1,15 +1,16 @@
 """Directories that one user has for himself, and the way to them.
 
 Who may write a directory may put another one in the place of what is in it. So a private directory is as private as every
-directory above it, up to the root: each must belong to this user or to root, and one that everybody may write must have the
-sticky bit, as ``/tmp`` has. They are looked at from the root on: what was found good cannot be replaced any more by anybody
-but root and this user, so what is opened afterwards is what was looked at.
+directory above it, up to the root. Each must belong to this user or to root. One that everybody may write, or another user by an
+access control list, must have the sticky bit, as ``/tmp`` has. They are looked at from the root on: what was found good cannot be
+replaced any more by anybody but root and this user, so what is opened afterwards is what was looked at.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,6 +21,11 @@ from ignis.urls import masked_path
 __all__ = ["as_owner", "check_file", "check_way", "make_private", "make_way"]
 
 _MOST_LINKS = 40
+_ACL = "system.posix_acl_access"
+_ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
+"""An entry: tag, what is allowed, and whom."""
+_ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10
+_ACL_WRITE = 2
 _EVERY_USER = 4_294_967_295
 """How many users a user namespace knows that leaves none out."""
 
@@ -69,12 +75,17 @@ def check_file(path: str | os.PathLike[str], what: str) -> None:
     whoever opens it says so better."""
     check_way(path, what, owners=None)
     try:
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except OSError:
         return
+    mode = found.st_mode
     if mode & stat.S_IWOTH:
         raise ConfigError(
             f"{what} {masked_path(path)} has mode {mode & 0o7777:o}: everybody may write it; chmod o-w it"
+        )
+    if (writer := _listed_writer(os.fspath(path), found, None)) is not None:
+        raise ConfigError(
+            f"{what} {masked_path(path)} may be written by {writer}, by its access control list; setfacl -b it"
         )
 
 
@@ -133,6 +144,38 @@ def _check_directory(path: str, found: os.stat_result, trusted: Collection[int] 
             f"put something else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or close it "
             f"(chmod o-w {path}), or name a place elsewhere"
         )
+    if found.st_mode & stat.S_ISVTX:
+        return
+    if (writer := _listed_writer(path, found, trusted)) is not None:
+        path = masked_path(path)
+        raise ConfigError(
+            f"{what} {masked_path(goal)} is not safe: {writer} may write {path}, by its access control list, and so put "
+            f"something else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or remove the "
+            f"list (setfacl -b {path}), or name a place elsewhere"
+        )
+
+
+def _listed_writer(path: str, found: os.stat_result, trusted: Collection[int] | None) -> str | None:
+    """Another user, or another group than its own, that may write this by its access control list; None when there is none. Only
+    Linux is asked. With a list the group's bits of the mode are what the list allows at most."""
+    if not found.st_mode & stat.S_IWGRP or not hasattr(os, "getxattr"):
+        return None
+    try:
+        data = os.getxattr(path, _ACL)
+    except OSError:
+        return None  # there is none, or the file system knows none
+    entries = list(_ACL_ENTRY.iter_unpack(data[_ACL_VERSION.size :]))
+    if not any(allowed & _ACL_WRITE for tag, allowed, _ in entries if tag == _ACL_MASK):
+        return None
+    users = {0, os.geteuid(), found.st_uid, *(trusted or ())}
+    for tag, allowed, who in entries:
+        if not allowed & _ACL_WRITE:
+            continue
+        if tag == _ACL_USER and who not in users:
+            return f"user {who}"
+        if tag == _ACL_GROUP and who not in (0, found.st_gid):
+            return f"group {who}"
+    return None
 
 
 def as_owner(owner: int, path: str | os.PathLike[str]) -> str:

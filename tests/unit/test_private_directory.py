@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,57 @@ def test_a_directory_above_that_everybody_may_write_is_refused(tmp_path: Path, d
         door(place)
     unsafe.chmod(0o775)
     door(place)
+
+
+def set_list(place: Path, *named: tuple[int, int, int], mask: int = 7) -> None:
+    """Gives it an access control list: (tag, what is allowed, whom), beside what the mode says."""
+    nobody = 0xFFFFFFFF
+    entries = [(1, 7, nobody), *(one for one in named if one[0] == 2), (4, 5, nobody)]
+    entries += [*(one for one in named if one[0] == 8), (16, mask, nobody), (32, 5, nobody)]
+    data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *one) for one in entries)
+    try:
+        os.setxattr(place, "system.posix_acl_access", data)
+    except (OSError, AttributeError) as exc:
+        pytest.skip(f"no access control lists here: {exc}")
+
+
+@pytest.mark.parametrize(("tag", "who"), [(2, f"user {STRANGER}"), (8, f"group {STRANGER}")])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_directory_above_that_another_may_write_by_a_list_is_refused(
+    tmp_path: Path, door: Callable[[Path], None], tag: int, who: str
+) -> None:
+    unsafe = tmp_path / "unsafe"
+    unsafe.mkdir(mode=0o755)
+    set_list(unsafe, (tag, 7, STRANGER))
+    place = unsafe / "between" / "own"
+    with pytest.raises(ConfigError, match=rf"{who} may write {unsafe}, .*chmod \+t {unsafe}.*setfacl -b {unsafe}"):
+        door(place)
+    unsafe.chmod(0o1775)
+    door(place)
+
+
+def test_a_list_that_lets_nobody_else_write_is_no_harm(tmp_path: Path) -> None:
+    safe = tmp_path / "safe"
+    safe.mkdir(mode=0o755)
+    place = safe / "own"
+    for named, mask in (
+        ([(2, 5, STRANGER)], 7),
+        ([(2, 7, STRANGER), (8, 7, STRANGER)], 5),  # the mask takes it away
+        ([(2, 7, os.geteuid()), (2, 7, 0)], 7),
+        ([(8, 7, os.getegid())], 7),
+        ([], 7),
+    ):
+        set_list(safe, *named, mask=mask)
+        look_only(place)
+
+
+def test_a_file_that_another_may_write_by_a_list_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tls.crt"
+    file.touch(mode=0o644)
+    check_file(file, "certificate")
+    set_list(file, (2, 6, STRANGER))
+    with pytest.raises(ConfigError, match=f"user {STRANGER}, by its access control list"):
+        check_file(file, "certificate")
 
 
 @as_root
