@@ -100,7 +100,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "admission bind claimants cluster descriptors farewell flush_plan load_notifier queue_facts receive_limits "
             "state thread_pool"
         ),
-        "listener send_limits threads",
+        "listener request_turns send_limits threads",
         "long_work",
         "context",
         "connection peer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
@@ -45,6 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         self._state = context.state
         self._flushes = context.flushes
         self._receiving = context.receiving
+        self._turns = context.turns
         self._unread = context.unread
         self._now = context.loop.time
         self.closed = False
@@ -72,8 +74,13 @@ class Connection(asyncio.BufferedProtocol):
         """Carries out what was just read, if that can be done before it is taken apart. False when nothing was done."""
         raise NotImplementedError
 
-    def _take(self, request: Request) -> None:
-        """A request was read."""
+    @property
+    def shares_with(self) -> str:
+        """See `TakesTurns`."""
+        raise NotImplementedError
+
+    def carry_out(self, request: Request) -> None:
+        """A request was read, and it is its turn."""
         raise NotImplementedError
 
     def _say_broken(self, exc: IgnisError) -> None:
@@ -130,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.out:
                 self._look_at_outbound()
             return
+        began_s = time.perf_counter()
         try:
             requests, at_once = self._machine.received(nbytes)
         except IgnisError as exc:
@@ -137,11 +145,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if at_once:
             self.write(at_once)
-        for request in requests:
-            self._take(request)
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
+            self._turns.carry_out_all(self, requests)
             self._broken(lost)
             return
+        self._turns.take(self, requests, len(at_once), began_s)
         self._receiving.read(self, bool(requests or at_once), self.heard_s)
         self._look_at_outbound()
 

@@ -12,6 +12,7 @@ from ignis.broker.server.load_notifier import LoadNotifier, Watches
 from ignis.broker.server.long_work import Steps
 from ignis.broker.server.queue_facts import QueueFacts
 from ignis.broker.server.receive_limits import ReceiveLimits
+from ignis.broker.server.request_turns import RequestTurns
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
@@ -49,6 +50,7 @@ class BrokerContext:
     lone: LoneRequest
     lone_ack: LoneAck
     receiving: ReceiveLimits
+    turns: RequestTurns
     unread: SendLimits
 
 

@@ -24,6 +24,8 @@ __all__ = ["ReceiveLimits"]
 
 _NARROW_BYTES = 4_096
 """What a connection may read at once while the memory is used up: all of it may be the beginning of a frame."""
+_HURRIED_BYTES = 16_384
+"""The same while connections wait for their turns."""
 _REASON = "receive"
 _HURRY = 10
 _TIME = "broker.frame_timeout_s"
@@ -60,6 +62,7 @@ class ReceiveLimits:
         self._wide_bytes = area.read_bytes
         self._narrow = False
         """The memory is used up: each read takes little."""
+        self._hurried = False
         self._since: dict[Sends, float] = {}
         """When the frame that is not complete began, less the time in which its connection was not read."""
         self._line: dict[Sends, float] = {}
@@ -86,7 +89,7 @@ class ReceiveLimits:
             if self._line or self._narrow:
                 self._go_on()
         elif not self._narrow and self.backlog_bytes > self._limit_bytes:
-            self._set_narrow(True)
+            self._look_at_reads()
 
     @property
     def waiting(self) -> int:
@@ -177,8 +180,14 @@ class ReceiveLimits:
                 break
             del self._line[first]
             first.resume(_REASON)
-        self._set_narrow(self.held_bytes > self._limit_bytes)
+        self._look_at_reads()
 
-    def _set_narrow(self, narrow: bool) -> None:
-        self._narrow = narrow
-        self._area.read_bytes = _NARROW_BYTES if narrow else self._wide_bytes
+    def hurry(self, hurried: bool) -> None:
+        """Whether each read is to take little, so that what it brings holds nobody up."""
+        self._hurried = hurried
+        self._look_at_reads()
+
+    def _look_at_reads(self) -> None:
+        self._narrow = self.held_bytes > self._limit_bytes
+        hurried_bytes = min(_HURRIED_BYTES, self._wide_bytes) if self._hurried else self._wide_bytes
+        self._area.read_bytes = _NARROW_BYTES if self._narrow else hurried_bytes

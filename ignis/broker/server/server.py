@@ -39,6 +39,7 @@ from ignis.broker.server.metrics import BrokerMetrics, Figure
 from ignis.broker.server.permission_check import may_something
 from ignis.broker.server.presence import Presence
 from ignis.broker.server.receive_limits import ReceiveLimits
+from ignis.broker.server.request_turns import RequestTurns
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.session import Session
 from ignis.broker.server.state import BrokerState
@@ -173,6 +174,7 @@ class Broker:
     def _made_context(self) -> BrokerContext:
         settings, area = self.settings, ReadArea()
         threads = BrokerThreads(self.loop, settings.store_threads)
+        receiving = ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s)
         return BrokerContext(
             id=self.id,
             owner=self.owner,
@@ -186,7 +188,8 @@ class Broker:
             area=area,
             lone=LoneRequest(area),
             lone_ack=LoneAck(area),
-            receiving=ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s),
+            receiving=receiving,
+            turns=RequestTurns(self.loop, receiving),
             unread=SendLimits(settings, self.loop, self.state, self.sessions),
         )
 

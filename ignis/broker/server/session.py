@@ -165,6 +165,7 @@ class Session(Connection):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
+        self._turns.left(self)
         self._calling.end()
         self.consuming.end()
         self._host.leave(self)
@@ -206,6 +207,7 @@ class Session(Connection):
         return (
             self.application is not None
             and not self._pieces
+            and not self._turns.waits(self)
             and not self._state.draining
             and (not pending or pending < self._settings.max_pending)
             and (
@@ -215,7 +217,11 @@ class Session(Connection):
             )
         )
 
-    def _take(self, request: Request) -> None:
+    @property
+    def shares_with(self) -> str:
+        return self.visitor.holder or self.visitor.network
+
+    def carry_out(self, request: Request) -> None:
         command = request.command
         if self._closing:
             return
@@ -266,7 +272,7 @@ class Session(Connection):
             if self.closed:
                 self._behind.clear()
             while self._behind and not self._pieces:
-                self._take(self._behind.popleft())
+                self.carry_out(self._behind.popleft())
             if not self._pieces:
                 self.resume("pieces")
 

@@ -65,6 +65,10 @@ LIMITS: dict[str, tuple[str, str]] = {
     "rows of a TRANSFER or DEFER": (_HERE, "test_too_many_rows_cost_a_broker_nothing"),
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
+    "requests that one pass of the broker's event loop has no time for": (
+        _HERE,
+        "test_who_asks_for_much_at_once_does_not_hold_up_a_login",
+    ),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
     "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_inbox_holds_senders_back"),
     "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
@@ -392,6 +396,54 @@ def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
                 wire.send_nothing_more()
             go_on.set()
             eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_who_asks_for_much_at_once_does_not_hold_up_a_login(memory_url: str, uvloop: bool) -> None:
+    """Forty connections with a thousand requests each; a connection that comes then is served before they are through."""
+    with running(memory_url, uvloop=uvloop) as broker, contextlib.ExitStack() as stack:
+        with broker.client() as client:
+            client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        wires = [stack.enter_context(greeted(broker.port)) for _ in range(40)]
+        frames = b"".join(encode_frame(Command.QUEUE_INFO, number, pack(["q"])) for number in range(5, 1_005))
+        answered: list[list[int]] = [[] for _ in wires]
+
+        def flood(number: int) -> None:
+            wires[number].raw(frames)
+            answered[number] += (wires[number].receive()[1] for _ in range(1_000))
+
+        floods = [threading.Thread(target=flood, args=(number,), daemon=True) for number in range(len(wires))]
+        for one in floods:
+            one.start()
+        eventually(lambda: broker.broker.context.turns.waiting >= 10)
+        with greeted(broker.port) as good:
+            good.send(Command.QUEUE_INFO, 7, pack(["q"]))
+            assert good.receive()[:2] == (Command.RESULT, 7)
+            assert any(one.is_alive() for one in floods)
+            good.send_nothing_more()
+        for one in floods:
+            one.join(WAIT_S)
+        assert all(sorted(ids) == list(range(5, 1_005)) for ids in answered)
+        assert broker.on_loop(lambda: (broker.broker.context.turns.waiting, broker.broker.receiving.backlog_bytes)) == (
+            0,
+            0,
+        )
+
+
+def test_a_login_of_another_user_comes_before_hundreds_of_connections(memory_url: str) -> None:
+    """Whose line they stand in is their own user's."""
+    users = Users(web=["publish:orders"], boss=["all:*"])
+    with running(memory_url, authenticator=users) as broker, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(broker.port)) for _ in range(60)]
+        for wire in wires:
+            wire.greet(user="web")
+        frames = b"".join(encode_frame(Command.QUEUE_GET, number, pack(["orders"])) for number in range(5, 505))
+        for wire in wires:
+            wire.raw(frames)
+        began = time.monotonic()
+        with Wire(broker.port) as boss:
+            boss.greet(user="boss")
+        assert time.monotonic() - began < WAIT_S / 3
 
 
 def test_publishes_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

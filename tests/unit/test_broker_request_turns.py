@@ -1,0 +1,179 @@
+"""Who is served when more is asked than a pass should carry out: the rules alone, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.machine import Request
+from ignis.broker.server import request_turns
+from ignis.broker.server.receive_limits import ReceiveLimits
+from ignis.broker.server.request_turns import RequestTurns
+from ignis.native.wire import ReadArea
+
+SLOW_S = 0.0005
+"""What a request takes, so that a pass has room for few."""
+
+
+class FakeLoop:
+    """What is to be called in the next pass."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def run_pass(self) -> None:
+        now, self.soon = self.soon, []
+        for call in now:
+            call()
+
+
+class FakeSession:
+    """A connection of a user, which notes in a common list what it carries out."""
+
+    def __init__(self, user: str, log: list[tuple[str, int]]) -> None:
+        self.shares_with = user
+        self.log = log
+        self.unread = False
+        self.refused: list[int] = []
+
+    def carry_out(self, request: Request) -> None:
+        if request.payload == b"bad":
+            raise RuntimeError("bad")
+        time.sleep(SLOW_S)
+        self.log.append((self.shares_with, request.request_id))
+
+    def refuse(self, request_id: int, exc: BaseException) -> None:
+        self.refused.append(request_id)
+
+    def pause(self, reason: str) -> None:
+        assert not self.unread
+        self.unread = True
+
+    def resume(self, reason: str) -> None:
+        assert self.unread
+        self.unread = False
+
+
+class Fixture:
+    """Turns, and what was carried out in them."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.area = ReadArea(262_144)
+        self.receiving = ReceiveLimits(self.area, 1 << 20, 10)
+        self.turns = RequestTurns(cast(asyncio.AbstractEventLoop, self.loop), self.receiving)
+        self.log: list[tuple[str, int]] = []
+
+    def session(self, user: str) -> FakeSession:
+        return FakeSession(user, self.log)
+
+    def take(self, session: FakeSession, count: int, first: int = 0, payload: Any = b"1234") -> None:
+        requests = [Request(Command.QUEUE_INFO, number, payload) for number in range(first, first + count)]
+        self.turns.take(session, requests, 0, time.perf_counter())
+
+    def run(self) -> None:
+        """Passes until nobody is in the line."""
+        for _ in range(10_000):
+            if not self.turns.waiting:
+                break
+            self.loop.run_pass()
+        assert (self.turns.waiting, self.receiving.backlog_bytes) == (0, 0)
+        assert self.area.read_bytes == 262_144
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+def test_a_few_requests_are_carried_out_at_once(fixture: Fixture) -> None:
+    for _ in range(50):
+        fixture.take(fixture.session("a"), 8)
+    assert len(fixture.log) == 400
+    assert not fixture.loop.soon
+    assert fixture.turns.passes == 0
+
+
+def test_many_are_carried_out_in_order_and_the_connection_is_not_read_meanwhile(fixture: Fixture) -> None:
+    one = fixture.session("a")
+    fixture.take(one, 200)
+    assert 16 <= len(fixture.log) < 200
+    assert one.unread
+    assert fixture.receiving.backlog_bytes == 4 * (200 - len(fixture.log))
+    assert fixture.area.read_bytes == 16_384
+    fixture.take(one, 5, first=200)  # what a layer below had read already
+    assert fixture.turns.waits(one)
+    fixture.run()
+    assert not one.unread
+    assert fixture.log == [("a", number) for number in range(205)]
+
+
+def test_users_take_turns_however_many_connections_they_have(fixture: Fixture) -> None:
+    many = [fixture.session("many") for _ in range(50)]
+    for one in many:
+        fixture.take(one, 100)
+    began = len(fixture.log)
+    good = fixture.session("good")
+    fixture.take(good, 3)
+    assert good.unread, "it comes behind others, for once"
+    fixture.loop.run_pass()
+    fixture.loop.run_pass()
+    between = fixture.log[began:].index(("good", 0))
+    assert between <= 2 * 16
+    assert not good.unread
+    fixture.run()
+    assert len(fixture.log) == 5_003
+
+
+def test_few_are_read_again_in_a_pass(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is answered without being carried out takes time as well."""
+    many = [fixture.session("many") for _ in range(50)]
+    began_s = time.perf_counter() - 1
+    for one in many:
+        fixture.turns.take(one, [], 60_000, began_s)
+    assert all(one.unread for one in many)
+    monkeypatch.setattr(request_turns, "_PASS_S", 60)
+    fixture.loop.run_pass()
+    assert [one.unread for one in many].count(False) == 8
+    fixture.run()
+
+
+def test_one_that_leaves_is_forgotten(fixture: Fixture) -> None:
+    one, other = fixture.session("a"), fixture.session("b")
+    fixture.take(one, 200)
+    fixture.take(other, 20)
+    carried_out = fixture.log.count(("a", 0))
+    fixture.turns.left(one)
+    assert fixture.receiving.backlog_bytes == 4 * 20
+    fixture.run()
+    assert fixture.log.count(("a", 199)) == 0
+    assert fixture.log.count(("a", 0)) == carried_out
+    assert fixture.log[-1] == ("b", 19)
+
+
+def test_one_that_ends_behind_its_requests_has_them_carried_out(fixture: Fixture) -> None:
+    one = fixture.session("a")
+    fixture.take(one, 200)
+    fixture.turns.carry_out_all(one, [Request(Command.QUEUE_INFO, 200, b"1234")])
+    assert fixture.log == [("a", number) for number in range(201)]
+    fixture.run()
+
+
+def test_a_request_that_fails_takes_nobodys_turn(fixture: Fixture) -> None:
+    one, other = fixture.session("a"), fixture.session("b")
+    fixture.take(one, 100)
+    fixture.take(one, 1, first=100, payload=b"bad")
+    fixture.take(one, 1, first=101)
+    fixture.take(other, 20)
+    fixture.run()
+    assert one.refused == [100]
+    assert ("a", 101) in fixture.log
+    assert ("b", 19) in fixture.log
