@@ -1161,6 +1161,40 @@ static void handed_out_and_refused(void)
     store_dir_close(io);
 }
 
+/* Nobody waits for the flush of a claim. What is refused is all behind the last flush, and so a claim of an older message goes with it: that one
+ * waits again, as it would behind a power cut, and whoever has it may still acknowledge it. */
+static void claimed_before_a_refusal(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1), count;
+    uint8_t batch[4096];
+    ign_store_mark mark;
+    ign_store_part part = part_of(batch, 0, 1, 7, 0);
+    ign_slice slice;
+    ign_shard shard;
+    bool expired;
+    uint64_t retired;
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    ign_store_run run = {.first = part.first, .last = part.first};
+    CHECK_EQ(ign_store_claim(store, m, 0, 1, 1 << 20, "me", 1, &slice, 1, &count, &expired, NULL, &mark), IGN_OK);
+    part = part_of(batch, 0, 1, 8, 0);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    int (*real_flush)(ign_store_io *, int) = io->flush;
+    io->flush = never_flushed;
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_FAILED);
+    io->flush = real_flush;
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, UINT64_MAX, &slice, 1, &count), IGN_OK);
+    CHECK_EQ(count, 1);
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK_EQ(shard.in_flight, 0);
+    CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, NULL, &mark), IGN_OK);
+    CHECK_EQ(retired, 1);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 /* Who is refused is told by what, the second as well, who only finds that the first has failed; and the figures of a store can be asked for. */
 static void refused_by_what(void)
 {
@@ -1270,5 +1304,6 @@ MAIN("store_calls", {
     RUN(in_a_child);
     RUN(told_to_one_thread);
     RUN(handed_out_and_refused);
+    RUN(claimed_before_a_refusal);
     RUN(refused_by_what);
 })

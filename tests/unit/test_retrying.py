@@ -121,7 +121,7 @@ def test_of_a_batch_each_failed_message_is_tried_again(app: ignis.Ignis, corouti
         ("a", 1), ("b:2", 1), ("b:2", 2), ("c:3", 1), ("c:3", 2), ("c:3", 3), ("d:9", 1), ("d:9", 2), ("d:9", 3),
     ]  # fmt: skip
     assert message.body == b"d:9"
-    assert [(one.reason, one.error) for one in message.history] == [("mine", f"d:9 at {n}") for n in (1, 2, 3)]
+    assert [(one.reason, one.error) for one in message.history] == [("rejected", f"d:9 at {n}") for n in (1, 2, 3)]
 
 
 def test_a_batch_that_raises_fails_each_by_its_own_count(app: ignis.Ignis) -> None:

@@ -390,7 +390,7 @@ def test_a_stuck_thread_keeps_only_what_it_is_at(
     eventually(lambda: pool.lost_threads == 0)  # type: ignore[attr-defined]
     assert gate.seen == ["before", "stop"]
     assert first + 1 not in reports.everything(), "left claimed: the sweeper's"
-    assert caplog.records == [], "its late end is no error"
+    assert [one for one in caplog.records if one.name.startswith("ignis.consumer")] == [], "its late end is no error"
 
 
 def test_drained_threads_return_what_they_did_not_start(pool_of: MakePool, gate: Gate) -> None:
