@@ -22,7 +22,7 @@
 #include <ucontext.h>
 
 enum {
-    SIM_SECTOR = 512, SIM_FILES = 192, SIM_BYTES = 1 << 18, SIM_NAMES = 96, SIM_OPS = 256, SIM_DESCRIPTORS = 256,
+    SIM_SECTOR = 512, SIM_FILES = 192, SIM_BYTES = 1 << 19, SIM_NAMES = 96, SIM_OPS = 256, SIM_DESCRIPTORS = 256,
     SIM_PROCESSES = 4, SIM_BYSTANDER = 3, /* is never killed or stopped */
     SIM_STACK = 1 << 18, SIM_LOCKS = 64,
 };
