@@ -399,7 +399,7 @@ static void singles_are_packed(void)
 }
 
 /* Where no two are neighbours there is nothing to pack, and maintenance finds that out once. */
-static void strangers_are_left_alone(void)
+static void what_has_no_neighbour_is_left_alone(void)
 {
     enum { MAGAZINES = 200, EACH = 512 };
     ign_store_io *io = store_dir_open();
@@ -475,5 +475,5 @@ static void what_was_taken_is_given_back(void)
 #ifdef IGN_TEST_TSAN /* one thread, and many messages: ThreadSanitizer would see nothing, slowly */
 MAIN("store_repack", RUN(says_the_same);)
 #else
-MAIN("store_repack", RUN(says_the_same); RUN(singles_are_packed); RUN(strangers_are_left_alone); RUN(what_was_taken_is_given_back);)
+MAIN("store_repack", RUN(says_the_same); RUN(singles_are_packed); RUN(what_has_no_neighbour_is_left_alone); RUN(what_was_taken_is_given_back);)
 #endif
