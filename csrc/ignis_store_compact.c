@@ -5,8 +5,6 @@
  * living records are packed again and logged as a move, many batches in one entry. Neighbours become one batch, so what was loaded or moved
  * one by one takes less than before, in the log and in the state. Pointers, checks and claims stay as they are. The segment goes with the
  * checkpoints that follow.
- *
- * When the disk has no more room, a segment is emptied whenever that gives any back.
  */
 #include "ignis_store_parts.h"
 
