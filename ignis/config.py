@@ -722,6 +722,13 @@ class BrokerSettings(_Settings):
     max_wait_s: float = _setting(30, "longest wait for messages in one request of a client", 0.1, 300)
     max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)
     store_threads: int = _setting(8, "threads that call the store", 1, 256)
+    spin_us: int = _setting(
+        100,
+        "how long the event loop looks for the next request before it sleeps, where the last ones came within that time and "
+        "from another core; 0 = never",
+        0,
+        10_000,
+    )
     max_applications: int = _setting(64, "applications (client_id and farm_id) served at a time", 1, 10_000)
     application_linger_s: float = _setting(
         60, "how long an application without connections is kept; less when max_applications is reached", 0.05, 86_400

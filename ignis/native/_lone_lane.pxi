@@ -1,9 +1,5 @@
 # A part of lone.pyx: loads that need no Python between what was received and its answer.
 
-cdef extern from "ignis_wait.h" nogil:
-    uint64_t ign_now_ns()
-
-
 cdef object bare_transport(connection):
     """The transport of a `Connection` when the system is given what is sent without it: nothing else is to go out before, or together
     with it. Else None."""
@@ -156,7 +152,7 @@ cdef class LoneLoads:
         turn: of a shard, rising: where a message goes that names neither a shard nor a key.
         turns: the `WriteBatcher`, which flushes.
         poke: is told of a magazine that has messages.
-        state, flushes: the broker's.
+        state, flushes, spin: the broker's.
 
     Belongs to the event loop. Cannot be copied or pickled.
     """
@@ -170,9 +166,10 @@ cdef class LoneLoads:
     cdef object _poke
     cdef object _state
     cdef object _flushes
+    cdef LoopSpin _spin
 
     def __cinit__(self, LoneRequest lone not None, dict inboxes not None, dict known not None, dict pumps not None, turn, turns, poke,
-                  state, flushes):
+                  state, flushes, LoopSpin spin not None):
         self._lone = lone
         self._inboxes = inboxes
         self._known = known
@@ -182,6 +179,7 @@ cdef class LoneLoads:
         self._poke = poke
         self._state = state
         self._flushes = flushes
+        self._spin = spin
 
     def __reduce__(self):
         raise TypeError("LoneLoads cannot be pickled or copied")
@@ -197,6 +195,7 @@ cdef class LoneLoads:
             allows: `Principal.allows` of who sends it; None = all that it may ask for is allowed.
         """
         cdef LoneRequest lone = self._lone
+        self._spin._arrived()
         cdef object name = lone._look(reader, size), inbox, known, taking = None, pump
         cdef LoneLane lane
         cdef ign_store_mark mark
@@ -245,7 +244,7 @@ cdef class LoneLoads:
         """Answers it, now or behind the flush."""
         cdef LoneRequest lone = self._lone
         cdef LonePending pending
-        cdef object transport
+        cdef object transport = None
         cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
         ign_wire_lone_ack(&lone._lone, frame, lone._shard, lone._first, lone._count)
         if lane._sync:
@@ -274,6 +273,8 @@ cdef class LoneLoads:
         self._turns.at_once += 1
         if taking is None:
             self._poke(name)
+        if transport is not None:
+            self._spin._after(<int>session.fd, self._flushes, self._turns)
         return 0
 
     cdef int _send(self, session, transport, const uint8_t *frame) except -1:

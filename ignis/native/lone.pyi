@@ -56,6 +56,14 @@ class LoneAck:
 def transport_of(connection: Any) -> asyncio.Transport | None: ...
 
 @final
+class LoopSpin:
+    def __new__(cls, descriptor: int, spin_us: int) -> Self: ...
+    @property
+    def looked(self) -> int: ...
+    @property
+    def found(self) -> int: ...
+
+@final
 class LoneLane:
     def __new__(
         cls,
@@ -89,6 +97,7 @@ class LoneLoads:
         poke: Callable[[str], None],
         state: Any,
         flushes: Any,
+        spin: LoopSpin,
     ) -> Self: ...
     def take(
         self,

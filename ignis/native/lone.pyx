@@ -47,6 +47,9 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<sys/types.h>" nogil:
     ctypedef Py_ssize_t ssize_t
 
+cdef extern from "ignis_wait.h" nogil:
+    uint64_t ign_now_ns()
+
 cdef extern from "ignis_wire_lone.h" nogil:
     enum:
         IGN_WIRE_ANY_SHARD
@@ -402,4 +405,5 @@ cdef class LoneRequest:
 
 
 include "_lone_ack.pxi"
+include "_lone_spin.pxi"
 include "_lone_lane.pxi"

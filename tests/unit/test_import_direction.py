@@ -97,8 +97,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.broker.server": (
         (
-            "admission bind claimants cluster descriptors farewell flush_plan load_notifier queue_facts receive_limits "
-            "state thread_pool"
+            "admission bind claimants cluster descriptors farewell flush_plan heap load_notifier loop_descriptor queue_facts "
+            "receive_limits state thread_pool"
         ),
         "listener request_turns send_limits threads",
         "long_work",

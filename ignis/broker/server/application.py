@@ -71,7 +71,7 @@ class Application:
         self._pumps: dict[str, Dispatcher] = {}
         self.loads = LoneLoads(
             broker.lone, self._inboxes, self.facts.remembered, self._pumps, self.facts.turn, self.turns, self.poke,
-            broker.state, broker.flushes,
+            broker.state, broker.flushes, broker.spin,
         )  # fmt: skip
         """What comes alone, as far as nothing is to be looked up for it."""
         self._renewing = ClaimRenewal(self.context)

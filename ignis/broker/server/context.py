@@ -18,7 +18,7 @@ from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
 from ignis.config import BrokerSettings
 from ignis.log_limit import LimitedLog
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest, LoopSpin
 from ignis.native.wire import ReadArea
 from ignis.storage.base import MagazineStore, Store
 
@@ -35,6 +35,7 @@ class BrokerContext:
         area: what its connections read into.
         lone: what one of them has just received there, if it is a request that is loaded on the spot.
         lone_ack: the same of an acknowledgement.
+        spin: looks for what comes next before the loop sleeps.
     """
 
     id: str
@@ -49,6 +50,7 @@ class BrokerContext:
     area: ReadArea
     lone: LoneRequest
     lone_ack: LoneAck
+    spin: LoopSpin
     receiving: ReceiveLimits
     turns: RequestTurns
     unread: SendLimits

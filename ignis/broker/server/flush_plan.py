@@ -34,6 +34,11 @@ class FlushPlan:
         self._written: list[Writes] = []
         self._planned = False
 
+    @property
+    def planned(self) -> bool:
+        """Whether anything is to be sent at the end of this pass."""
+        return bool(self._written)
+
     def plan(self, session: Writes) -> None:
         """The connection has written. It goes out with `flush_written`, at the end of this pass of the loop at the latest."""
         self._written.append(session)

@@ -35,6 +35,7 @@ from ignis.broker.server.flush_plan import FlushPlan
 from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
 from ignis.broker.server.long_work import Steps
+from ignis.broker.server.loop_descriptor import loop_descriptor
 from ignis.broker.server.metrics import BrokerMetrics, Figure
 from ignis.broker.server.permission_check import may_something
 from ignis.broker.server.presence import Presence
@@ -48,7 +49,7 @@ from ignis.broker.server.ticker import Ticker
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ClosedError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.log_format import event_text
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest, LoopSpin
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
@@ -188,6 +189,7 @@ class Broker:
             area=area,
             lone=LoneRequest(area),
             lone_ack=LoneAck(area),
+            spin=LoopSpin(loop_descriptor(self.loop), settings.spin_us),
             receiving=receiving,
             turns=RequestTurns(self.loop, receiving),
             unread=SendLimits(settings, self.loop, self.state, self.sessions),

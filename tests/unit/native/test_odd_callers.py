@@ -37,7 +37,7 @@ from ignis.native import (
     pack,
     unpack_segment,
 )
-from ignis.native.lone import LoneAck, LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest, LoopSpin
 from ignis.native.outbox import ReceiptBook
 from ignis.native.record import segment_columns
 from ignis.native.wire import (
@@ -162,7 +162,7 @@ def everything(tmp_path: Path) -> list[Any]:
     area = ReadArea()
     return [
         box, box.send(b"x", 0, 0), Intake.open(tmp_path / "box"), Bell(tmp_path / "bell"), FrameDecoder(), area,
-        FrameReader(area, 1000), PackedBatch.pack([b"r"]), LoneRequest(area), LoneAck(area),
+        FrameReader(area, 1000), PackedBatch.pack([b"r"]), LoneRequest(area), LoneAck(area), LoopSpin(-1, 0),
     ]  # fmt: skip
 
 
