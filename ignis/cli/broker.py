@@ -134,6 +134,7 @@ async def _serve(
     made: Broker, health_bind: str | None, public: bool, started: Callable[[HttpEndpoint | None], Any]
 ) -> None:
     from ignis.broker.server.health import broker_endpoint, loop_answers
+    from ignis.broker.server.heap import keep_freed_memory
 
     signals = 0
 
@@ -144,6 +145,7 @@ async def _serve(
             os._exit(exit_codes.INTERRUPTED)
         made.request_stop()
 
+    keep_freed_memory()
     await made.start()
     # What lives as long as the process need not be looked through again and again: that would hold up every request.
     gc.collect()
