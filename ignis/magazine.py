@@ -481,12 +481,13 @@ class Magazine(Generic[M]):
                 break
             # Nothing claimed, though there may be messages: many in a row had expired, or others were quicker.
             result = self._magazines.fire(self.name, limit, self._store.owner)
+        fired: list[Fired[M]] = []
+        codec, take = self.codec, fired.append
         try:
-            return [
-                Fired(claim.shard, pointer, record, self.codec)
-                for claim in result.claims
-                for pointer, record in zip(claim.pointers, claim.records, strict=True)
-            ]
+            for shard, pointers, records in result.claims:
+                for pointer, record in zip(pointers, records, strict=True):
+                    take(Fired(shard, pointer, record, codec))
+            return fired
         except MemoryError as exc:
             with contextlib.suppress(IgnisError, MemoryError):
                 for claim in result.claims:

@@ -137,8 +137,7 @@ class Claims:
     def _park(self) -> None:
         if self._idled:
             self._rest()
-        with self._lock:
-            self._parked = True
+        self._parked = True  # without the lock: whoever looks may as well have looked before
 
     def _after_trouble(self) -> None:
         """What there were no means for is done now: claims that could not be handed out, upkeep that could not be begun."""

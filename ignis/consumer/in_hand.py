@@ -51,7 +51,11 @@ class InHand:
             total = self.nbytes + nbytes
             self._chunks[number] = chunk  # from here on it is in hand, whatever there is no memory for
             self.nbytes = total
-        self.watch(len(records))
+        try:  # as `watch`, in one function: a lone message waits for this
+            self.unwatched = False
+            self._on_add(chunk.left)
+        except (MemoryError, RuntimeError):
+            self.unwatched = True
         return chunk
 
     def watch(self, count: int) -> None:

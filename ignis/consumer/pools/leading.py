@@ -7,7 +7,6 @@ The others, the *followers*, sleep until they are given something or called.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -80,11 +79,12 @@ class Tray:
     def _taken(self, most: int) -> list[Part]:
         parts: list[Any] = [None] * min(most, len(self.parts))  # all the memory that it takes
         count = 0
-        with contextlib.suppress(IndexError):  # others took them away
+        try:  # nothing of `contextlib`: a message waits for this
             while count < len(parts):
                 parts[count] = self.parts.popleft()
                 count += 1
-        del parts[count:]
+        except IndexError:  # others took them away
+            del parts[count:]
         return parts
 
     def _lead_or_follow(self, feeder: Feeder, until_s: float) -> None:

@@ -91,10 +91,11 @@ class ClaimScan:
             max_bytes=size,
             at_once=not wait,
         )
-        warn_of_late(found, self._expired_log)
+        if found.log.late:
+            warn_of_late(found, self._expired_log)
         claims = self._claims_of(found, pieces)
         if not expired:
-            return FireResult(claims, {}, 0, more)
+            return _row(FireResult, (claims, {}, 0, more))
         if not wait:
             return FireResult(claims, {}, 0, True) if claims else None
         return self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
@@ -136,9 +137,9 @@ class ClaimScan:
             self._gate.leave()
 
     def _claims_of(self, found: Magazine, pieces: list[Any]) -> list[Claim]:
-        claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+        claims = [_row(Claim, piece[:3]) for piece in pieces]  # (shard, pointers, records)
         if claims:
-            self.served(found, claims[-1].shard)
+            self._rotation[found.name] = claims[-1].shard + 1
         return claims
 
     def _fire_behind(
