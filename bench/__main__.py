@@ -76,6 +76,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         handover,
         latency,
         locks,
+        lone,
         memory,
         publish,
         relay,
@@ -92,7 +93,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         "broker": broker.run, "connections": broker_connections.run, "broker-steps": broker_steps.run,
         "store": store.run, "latency": latency.run, "steps": steps.run, "memory": memory.run,
         "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
-        "delays": delays.run, "consumers": consumers.run,
+        "delays": delays.run, "consumers": consumers.run, "lone": lone.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -138,6 +139,7 @@ _add(
 _add("handover", ("handover",), "A change of threads inside the broker, beside the write that it would be made for.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
+_add("lone", ("lone",), "Processor time of a lone load, claim and delete, cold and hot, beside other stores.")
 _add("steps", ("steps",), "Where the time of a lone message goes, step by step, beside a floor in C.")
 _add("delays", ("delays",), "Delayed messages: how exactly they come, and what they cost beside plain ones.")
 _add("consumers", ("consumers",), "Many consumers of one queue, and many queues with one each, in one process.")
