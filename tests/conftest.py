@@ -97,6 +97,13 @@ def pytest_configure() -> None:
 _OF_SPARK = ("tests/integration/pipeline/", "tests/integration/spark/", "tests/integration/test_demo_spark.py")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, those of Spark come first: one process takes them all, and at the end the others
+    would wait for it."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(_OF_SPARK))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A process takes whole files, and one of them all files that use Spark: its JVM is slow until it has run for a while, and
