@@ -30,6 +30,9 @@ void ign_spin_arrived(ign_spin *spin, uint64_t now_ns)
 bool ign_spin_wants(ign_spin *spin, uint64_t now_ns)
 {
     spin->answered_ns = now_ns;
+#ifdef IGN_MUTANT_LOOKS_ALWAYS /* known-bad build: the tests must catch it */
+    return true;
+#endif
     return spin->loop >= 0 && spin->gap_ns < spin->limit_ns && spin->gap_ns >= THERE_ALREADY_NS;
 }
 
