@@ -88,19 +88,50 @@ void ign_before_remove_replaced(ign_store *store, const ign_chain *chain, uint64
     }
 }
 
-/* What older generations left. A process that is still in one keeps its mapping; it looks for the newest name. */
-static void sweep_file(void *arg, const char *name)
+static bool is_temporary(const char *name, uint64_t *generation)
 {
-    sweep *s = arg;
-    uint64_t a, b;
-    if ((ign_store_parse_name(name, "control", &a, &b) || ign_store_parse_name(name, "tmp-control", &a, &b) ||
-         ign_store_parse_name(name, "tmp-log", &a, &b) || ign_store_parse_name(name, "tmp-ahead", &a, &b) ||
-         ign_store_parse_name(name, "tmp-spare", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b)) &&
-        a < s->generation)
+    uint64_t b;
+    return ign_store_parse_name(name, "tmp-control", generation, &b) || ign_store_parse_name(name, "tmp-log", generation, &b) ||
+           ign_store_parse_name(name, "tmp-ahead", generation, &b) || ign_store_parse_name(name, "tmp-spare", generation, &b) ||
+           ign_store_parse_name(name, "tmp-checkpoint", generation, &b);
+}
+
+static void sweep_temporary(void *arg, const char *name)
+{
+    const sweep *s = arg;
+    uint64_t generation;
+    if (is_temporary(name, &generation) && generation < s->generation)
         s->store->io->remove(s->store->io, name);
 }
 
+static void sweep_control(void *arg, const char *name)
+{
+    const sweep *s = arg;
+    uint64_t generation, b;
+    if (ign_store_parse_name(name, "control", &generation, &b) && generation < s->generation)
+        s->store->io->remove(s->store->io, name);
+}
+
+#ifdef IGN_MUTANT_NAME_GIVEN_AGAIN
+static void sweep_any(void *arg, const char *name)
+{
+    sweep_control(arg, name);
+    sweep_temporary(arg, name);
+}
+#endif
+
+/* What older generations left. A process that is still in one keeps its mapping; it looks for the newest name.
+ *
+ * The name of an older control file is free behind this, and must not be given again: who looked for the newest while it was that would take
+ * a late one for it. Who makes a generation and was away meanwhile could do so as long as his file has its temporary name. So those go first, all of
+ * them. One that is made later does not get that far, see `rebuild`. */
 void ign_before_sweep(ign_store *store, uint64_t generation)
 {
-    store->io->list(store->io, sweep_file, &(sweep){.store = store, .generation = generation});
+    sweep s = {.store = store, .generation = generation};
+#ifdef IGN_MUTANT_NAME_GIVEN_AGAIN
+    store->io->list(store->io, sweep_any, &s);
+#else
+    if (store->io->list(store->io, sweep_temporary, &s) == 0)
+        store->io->list(store->io, sweep_control, &s);
+#endif
 }

@@ -230,6 +230,18 @@ static void look_for_newer(void *arg, const char *name)
         *newest = a;
 }
 
+/* The temporary name of a control file is there. Who sweeps behind a newer one that is published from now on removes it, before any name that it
+ * could get is free again; one that is there already is seen here. So nobody gives a name away twice, however long he was away. */
+static int still_newest(ign_store *store, uint64_t known)
+{
+    uint64_t newest = 0;
+#ifdef IGN_MUTANT_NAME_GIVEN_AGAIN
+    return IGN_OK;
+#endif
+    int rc = ign_store_error(store->io->list(store->io, look_for_newer, &newest));
+    return rc != IGN_OK || newest == known ? rc : IGN_E_STALE;
+}
+
 /* Whoever was away for long may find the name free, because it was given, followed and removed meanwhile. */
 static int check_newest(ign_store *store, ign_ctl *ctl, const char *name)
 {
@@ -305,6 +317,8 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     }
     if (created) /* held by who makes it, and then by who lives in it */
         rc = ign_store_error(io->lock(io, made->ctl.file, 0));
+    if (rc == IGN_OK && created)
+        rc = still_newest(store, newest);
     if (rc == IGN_OK && created) {
         made->ctl.head->generation = generation;
         made->ctl.head->store = c.segment.store;

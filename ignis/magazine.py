@@ -474,7 +474,8 @@ class Magazine(Generic[M]):
         sweeper takes it.
 
         Raises ConfigError, QueueNotFoundError, StoreError."""
-        limit = check_whole(limit, "limit", 1)
+        if type(limit) is not int or limit < 1:
+            limit = check_whole(limit, "limit", 1)
         result = self._magazines.fire(self.name, limit, self._store.owner)
         for _ in range(MOST_FRUITLESS):
             if result.claims or not result.more:

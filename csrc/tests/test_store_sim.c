@@ -358,8 +358,13 @@ static void seeds_that_failed(void)
         11969, 107314, /* a write that failed is told to another descriptor than the one that is flushed */
         713062431, 713450511, /* who opened a full store looked into a generation that its maintenance had left */
     };
+    static const uint64_t storms[] = {
+        901240703, /* who was stopped while he made a generation gave its name to it when that was free again */
+    };
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
         history(seeds[i]);
+    for (size_t i = 0; i < sizeof storms / sizeof *storms; i++)
+        storm(storms[i]);
 }
 
 int main(int argc, char **argv)
