@@ -124,7 +124,7 @@ test-py: $(STAMPS)/build $(STAMPS)/flights ## the Python tests (PYTEST_ARGS)
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: test
-test: system-packages ## everything that must pass before a change goes in; some twenty minutes on two cores
+test: system-packages ## everything that must pass before a change goes in; some seventeen minutes on two cores
 	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
 	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory step-test-py
 
