@@ -167,6 +167,37 @@ def test_one_that_ends_behind_its_requests_has_them_carried_out(fixture: Fixture
     fixture.run()
 
 
+def test_memory_of_what_is_carried_out_is_never_promised_to_others(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever carries a request out holds it from then on: between the line and him its bytes always count."""
+    sizes: list[int] = []
+    go_on = fixture.receiving._go_on
+
+    def seen() -> None:
+        sizes.append(fixture.receiving.backlog_bytes)
+        go_on()
+
+    class Keeping(FakeSession):
+        def carry_out(self, request: Request) -> None:
+            super().carry_out(request)
+            fixture.receiving.count_backlog(len(request.payload))
+
+    monkeypatch.setattr(fixture.receiving, "_go_on", seen)
+    fixture.receiving._narrow = True  # somebody waits for memory: whoever gives some back makes others go on
+    one = Keeping("a", fixture.log)
+    fixture.take(one, 200)
+    assert one.unread
+    while fixture.turns.waiting:
+        fixture.loop.run_pass()
+        fixture.receiving._narrow = True
+    fixture.take(one, 100)
+    assert one.unread
+    fixture.turns.carry_out_all(one, [])
+    assert fixture.receiving.backlog_bytes == 4 * 300
+    assert sizes and min(sizes) >= 4 * 200
+
+
 def test_a_request_that_fails_takes_nobodys_turn(fixture: Fixture) -> None:
     one, other = fixture.session("a"), fixture.session("b")
     fixture.take(one, 100)

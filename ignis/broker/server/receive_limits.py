@@ -68,6 +68,9 @@ class ReceiveLimits:
         self._line: dict[Sends, float] = {}
         """Who stands in line, in order, and since when."""
         self._favoured: Sends | None = None
+        self._promised: dict[Sends, int] = {}
+        """Who reads on, and the memory that its next read takes: others ask before it does. Not of the favoured one."""
+        self._promised_bytes = 0
         self.backlog_bytes = 0
         """Of requests that wait for the store or are at it, and of what is to be published."""
         self._looked_s: float | None = None
@@ -104,6 +107,7 @@ class ReceiveLimits:
             now: seconds, of the event loop's clock.
         """
         arriving = session.arriving
+        self._keep_promise(session)
         if not arriving.buffered_bytes:
             if self._since.pop(session, None) is None:
                 return
@@ -112,9 +116,12 @@ class ReceiveLimits:
         if finished and session is self._favoured:
             self._favoured = None
         needs = arriving.needs_bytes
-        if needs and session is not self._favoured and (self._line or not self._fits(needs)):
-            self._line[session] = now
-            session.pause(_REASON)
+        if needs and session is not self._favoured:
+            if self._line or not self._fits(needs):
+                self._line[session] = now
+                session.pause(_REASON)
+            else:
+                self._promise(session, needs)
         self._go_on()
 
     def left(self, session: Sends) -> None:
@@ -122,6 +129,7 @@ class ReceiveLimits:
         session.arriving.close()
         self._since.pop(session, None)
         self._line.pop(session, None)
+        self._keep_promise(session)
         if session is self._favoured:
             self._favoured = None
         self._go_on()
@@ -158,7 +166,15 @@ class ReceiveLimits:
         return self._timeout_s * (1 + size / (1 << 20))
 
     def _fits(self, needs: int) -> bool:
-        return self.held_bytes + needs <= self._limit_bytes
+        return self.held_bytes + self._promised_bytes + needs <= self._limit_bytes
+
+    def _promise(self, session: Sends, needs: int) -> None:
+        self._promised[session] = needs
+        self._promised_bytes += needs
+
+    def _keep_promise(self, session: Sends) -> None:
+        """It has the memory, or is gone."""
+        self._promised_bytes -= self._promised.pop(session, 0)
 
     def _has_room_for(self, arriving: FrameReader) -> bool:
         """Whether a whole frame may wait for the store beside what does already. One that is hardly smaller than the limit must
@@ -168,12 +184,11 @@ class ReceiveLimits:
 
     def _go_on(self) -> None:
         """Reads again from those that stand in line, in order, as far as there is memory."""
-        promised = 0
         while self._line:
             first = next(iter(self._line))
             needs = first.arriving.needs_bytes
-            if self._fits(promised + needs):
-                promised += needs
+            if self._fits(needs):
+                self._promise(first, needs)
             elif self._favoured is None and self._has_room_for(first.arriving):
                 self._favoured = first
             else:

@@ -104,12 +104,16 @@ class RequestTurns:
     def carry_out_all(self, session: TakesTurns, requests: list[Request]) -> None:
         """The connection is about to end behind these."""
         waiting = self._left.get(session)
+        nbytes = 0
         if waiting is not None:
-            self._receiving.count_backlog(-_bytes_of(waiting))
+            nbytes = _bytes_of(waiting)
             requests = [*waiting, *requests]
             waiting.clear()
-        for request in requests:
-            session.carry_out(request)
+        try:
+            for request in requests:
+                session.carry_out(request)
+        finally:
+            self._receiving.count_backlog(-nbytes)
 
     def left(self, session: TakesTurns) -> None:
         """A connection is gone: what it asked for is forgotten."""
@@ -165,12 +169,13 @@ class RequestTurns:
         """Whether it has come to its end, and is read again."""
         waiting = self._left[session]
         now = [waiting.popleft() for _ in range(min(_SLICE, len(waiting)))]
-        self._receiving.count_backlog(-_bytes_of(now))
         for request in now:
             try:
                 session.carry_out(request)
             except Exception as exc:  # nobody else is to lose the turn by it
                 session.refuse(request.request_id, exc)
+        # Only now: who carries it out has counted it by then, and between the two its memory would be promised to others.
+        self._receiving.count_backlog(-_bytes_of(now))
         if waiting:
             return False
         del self._left[session]

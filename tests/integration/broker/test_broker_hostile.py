@@ -448,7 +448,7 @@ def test_a_login_of_another_user_comes_before_hundreds_of_connections(memory_url
 
 def test_publishes_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen connections with one message of 2 MB each, where 4 MiB may wait in all, and one frame more may arrive."""
-    settings = {"max_receive_bytes": 4 << 20, "max_inbox_bytes": 1 << 20, "store_threads": 1, "frame_timeout_s": 0.5}
+    settings = {"max_receive_bytes": 4 << 20, "max_inbox_bytes": 1 << 20, "store_threads": 1}
     frame = encode_frame(Command.SEND_BATCH, 5, big_batch(2_000_000))
     with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
         with broker.client() as client:
@@ -471,13 +471,20 @@ def test_publishes_of_all_are_bounded_in_bytes(memory_url: str, monkeypatch: pyt
             most = max(most, sum(one.bytes for one in inboxes) + receiving.held_bytes - receiving.backlog_bytes)
             return receiving.waiting
 
+        def overdue() -> list[Any]:
+            """Of two minutes, as if they had passed; a frame of this size may take a minute and a half."""
+            now = broker.broker.loop.time()
+            found = [late for tick in range(1, 600) for late in receiving.overdue(now + tick / 5)]
+            receiving.overdue(now)  # and back
+            return found
+
         senders = [threading.Thread(target=wire.sock.sendall, args=(frame,), daemon=True) for wire in wires]
         try:
             for sender in senders:
                 sender.start()
             eventually(lambda: broker.on_loop(held) >= 12)
-            time.sleep(2)  # longer than a frame may take: who waits for the store is not sent away
             broker.on_loop(held)
+            assert broker.on_loop(overdue) == [], "who waits for the store is not sent away"
         finally:
             go_on.set()
         for wire in wires:
