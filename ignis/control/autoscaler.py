@@ -225,6 +225,11 @@ class Autoscaler:
         return fence
 
     def _lost(self) -> None:
+        if self.leading or not self._replaced:
+            log.info(
+                event_text("autoscaler_stands_by", "stands by: another autoscaler acts for scope %s"),
+                self._settings.scope,
+            )
         self.leading, self._replaced = False, True
         self._needs.clear()
 
