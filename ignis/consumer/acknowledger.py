@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ignis.config import ConsumerSettings
+from ignis.consumer.ack_slots import AckSlots, ack_slots
 from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
@@ -45,6 +46,9 @@ _FULL_ENOUGH = 64
 
 _STAY_S = 0.5
 """So long the thread that stores outcomes waits for more before it is free for others."""
+
+_SHORT_LINGER_S = 0.01
+"""Others wait for one that gathers for so long at most."""
 
 _FIRST_LOOK_S = 0.5
 """So soon after the first message it is looked for the first time what is in hand."""
@@ -96,6 +100,7 @@ class Acknowledger:
         self._failing = False
         self._said = LimitedLog(log)
         self._magazines = queue.main.store
+        self._slots: AckSlots | None = None
         self._done: deque[tuple[int, Sequence[int]]] = deque()
         self._dropped: set[tuple[int, int]] = set()
         """Of `_done`: those that no handler had, since their deadline had passed."""
@@ -169,6 +174,7 @@ class Acknowledger:
         ``on_error``: called with what cannot be tried again; then nothing more is stored.
         """
         self._at_end, self._on_error = at_end, on_error
+        self._slots = ack_slots(self._queue.store) if self._magazines.quick else None
         self._begun = True
 
     def keep(self) -> None:
@@ -187,7 +193,7 @@ class Acknowledger:
         self._work.ring()
         if not self._at_work and self._begun and self._take_turn():
             try:
-                run_soon(self._attend)
+                (run_soon if self._slots is None else self._slots.run)(self._attend)
             except (
                 RuntimeError,
                 MemoryError,
@@ -242,10 +248,10 @@ class Acknowledger:
         while True:
             last = self.finishing
             if not last:
-                if not self._work.wait(_STAY_S) and self._leave():
+                if not self._await_work() and self._leave():
                     return
                 if self._settings.ack_linger_s and len(self._done) < _FULL_ENOUGH:
-                    self._ending.wait(self._settings.ack_linger_s)
+                    self._linger(self._settings.ack_linger_s)
             self._work.silence()
             if time.monotonic() >= self._renew_at:
                 self._renew()
@@ -267,14 +273,44 @@ class Acknowledger:
                     self._work.ring()
                     if not last:
                         if not self.finishing:  # which may have rung already
-                            self._ending.wait(self._settings.ack_retry_s)
+                            self._sleep(self._ending.wait)
                     elif exc.retryable and self._retry_at < self._until:
-                        time.sleep(self._settings.ack_retry_s)
+                        self._sleep(time.sleep)
                         continue
             if last:
                 self._at_end()
                 self._end()
                 return
+
+    def _await_work(self) -> bool:
+        """Whether anything was added, within the time that this thread stays."""
+        slots = self._slots
+        if self._work.rung or slots is None:
+            return self._work.wait(_STAY_S)
+        if not slots.stay():
+            return self._work.wait(0)
+        try:
+            return self._work.wait(_STAY_S)
+        finally:
+            slots.back()
+
+    def _linger(self, linger_s: float) -> None:
+        """More may gather. Not while others wait for this thread: more gathers for them, too."""
+        slots = self._slots
+        if slots is None or (linger_s <= _SHORT_LINGER_S and not slots.wanted):
+            self._ending.wait(linger_s)
+        elif linger_s > _SHORT_LINGER_S:
+            with self._without_slot():
+                self._ending.wait(linger_s)
+
+    def _sleep(self, sleep: Callable[[float], object]) -> None:
+        """Before what was refused is tried again."""
+        with self._without_slot():
+            sleep(self._settings.ack_retry_s)
+
+    def _without_slot(self) -> contextlib.AbstractContextManager[None]:
+        """For what may take long: others store their outcomes meanwhile."""
+        return contextlib.nullcontext() if self._slots is None else self._slots.without()
 
     def _plan_renewal(self, delay_s: float) -> None:
         timer, self.renew_timer = self.renew_timer, None
@@ -352,8 +388,8 @@ class Acknowledger:
         self._counts.overdue += dropped
         self._counts.handled += asked - dropped
         self._counts.late_acks += asked - gone
-        if self._queue.hooks.after_handling and asked > dropped:
-            self._queue.hooks.handled(self._queue.name, max(0, gone - dropped), 0)
+        if asked > dropped:
+            self._call_hooks(max(0, gone - dropped), 0)
 
     def _forget_dropped(self, taken: Sequence[tuple[int, Sequence[int]]]) -> int:
         if not self._dropped:
@@ -473,5 +509,10 @@ class Acknowledger:
         with self._lock:
             self.unacked -= len(settled)
         self._on_room()
-        if move is _Move.ASIDE and self._queue.hooks.after_handling and settled:
-            self._queue.hooks.handled(self._queue.name, 0, moved)
+        if move is _Move.ASIDE and settled:
+            self._call_hooks(0, moved)
+
+    def _call_hooks(self, handled: int, sidelined: int) -> None:
+        if self._queue.hooks.after_handling:
+            with self._without_slot():  # they are the user's
+                self._queue.hooks.handled(self._queue.name, handled, sidelined)

@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.consumer": (
         "forked handler_form handler_log middleware taking work",
-        "call_clock outcome",
+        "ack_slots call_clock outcome",
         "handler",
         "attempts handler_pattern",
         "runner",

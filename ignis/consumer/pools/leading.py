@@ -111,6 +111,8 @@ class Leading:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._resigned = threading.Condition(self._lock)
+        """Told once nobody is to lead any more."""
         self._leader: Tray | None = None
         self._followers: list[Tray] = []
         self._ended = False
@@ -143,8 +145,11 @@ class Leading:
     def resign(self) -> None:
         """The leader has something else to do: another is called."""
         with self._lock:
-            self._leader = None
-            heir = self._followers.pop() if self._followers and not self._ended else None
+            self._leader = heir = None
+            if self._ended:
+                self._resigned.notify_all()
+            elif self._followers:
+                heir = self._followers.pop()
         if heir is not None:
             heir.ring()
 
@@ -169,9 +174,4 @@ class Leading:
         """Lets nobody lead any more; whether nobody does, after that many seconds at most."""
         with self._lock:
             self._ended = True
-        deadline = time.monotonic() + timeout
-        while self._leader is not None:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.001)
-        return True
+            return self._resigned.wait_for(lambda: self._leader is None, timeout)
