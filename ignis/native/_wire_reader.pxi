@@ -153,6 +153,11 @@ cdef class FrameReader:
         return self._skipping
 
     @property
+    def skipping_bytes(self):
+        """What is still to come of a frame that `skip` has dropped."""
+        return self._skipping
+
+    @property
     def lost(self):
         """Why nothing more can be read, MalformedFrameError or FrameTooLargeError; else None."""
         if self._error is None:

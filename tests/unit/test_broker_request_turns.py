@@ -167,6 +167,32 @@ def test_one_that_ends_behind_its_requests_has_them_carried_out(fixture: Fixture
     fixture.run()
 
 
+def test_bytes_that_no_message_comes_of_wait_for_their_turn(fixture: Fixture) -> None:
+    many = [fixture.session("a") for _ in range(30)]
+    for one in many:
+        fixture.turns.charge(one, 262_144)
+    assert [one.unread for one in many].count(True) > 15, "a pass has room for a few such reads"
+    assert fixture.area.read_bytes < 262_144
+    other = fixture.session("b")
+    fixture.take(other, 1)
+    fixture.loop.run_pass()
+    assert fixture.log == [("b", 0)], "who was not in the line is served in the next pass"
+    assert [one.unread for one in many].count(True) > 5, "and few of the others are read again in it"
+    fixture.run()
+    assert not any(one.unread for one in many)
+
+
+def test_little_is_charged_to_nobody(fixture: Fixture) -> None:
+    one = fixture.session("a")
+    for _ in range(20):
+        fixture.turns.charge(one, 8_192)
+    assert not one.unread
+    fixture.loop.run_pass()
+    for _ in range(20):
+        fixture.turns.charge(one, 262_144)
+        assert one.unread == (fixture.turns.waiting == 1)
+
+
 def test_memory_of_what_is_carried_out_is_never_promised_to_others(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.machine import BrokerMachine, Request, State
 from ignis.broker.protocol.payloads import Delivery
+from ignis.broker.protocol.table import LARGE
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError
 from ignis.log_format import event_text
@@ -29,6 +31,8 @@ _JOINED_BYTES = 65_536
 """What is sent in one piece; more is not copied for that."""
 _MOST_PIECES = 512
 """Pieces in one call of the system."""
+_LARGE_BYTES = 4_096
+"""A read that may be a waste of time."""
 _ALL = pack(Delivery())
 """The head of a DELIVER when nothing expired and no more is known to be there."""
 
@@ -67,6 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         self._paused_writing = False
         self._closing = False
         self._parted = False
+        self._refused_before = 0
+        """Requests refused until the last large read."""
 
     # -- what `Session` does
 
@@ -150,8 +156,22 @@ class Connection(asyncio.BufferedProtocol):
             self._broken(lost)
             return
         self._turns.take(self, requests, len(at_once), began_s)
+        if nbytes >= _LARGE_BYTES and (wasted := self._wasted_bytes(nbytes, requests)) and not self.closed:
+            self._turns.charge(self, wasted)
         self._receiving.read(self, bool(requests or at_once), self.heard_s)
         self._look_at_outbound()
+
+    def _wasted_bytes(self, nbytes: int, requests: Sequence[Request]) -> int:
+        """What a read brought that is no message: what is dropped of refused frames, and heads that are large for nothing."""
+        refused, before = self._machine.refused, self._refused_before
+        self._refused_before = refused
+        if refused != before or self.arriving.skipping_bytes:
+            return nbytes
+        return sum(
+            len(one.payload)
+            for one in requests
+            if one.command not in LARGE and type(one.payload) is bytes and len(one.payload) > _LARGE_BYTES
+        )
 
     def _look_at_outbound(self) -> None:
         if self.over_outbound():

@@ -5,7 +5,8 @@ the others have sent. So a pass spends some milliseconds on requests. What is le
 is not read meanwhile. In the next passes the users take turns (without users the addresses), and the connections of each. While
 anybody is in the line, reads are small, and only a few connections are read again in each pass.
 
-Who sends a few requests at a time while nobody is in the line notices nothing of this.
+Who sends a few requests at a time while nobody is in the line notices nothing of this. Bytes that no message comes of, such as
+those of refused frames, count by what it costs to read them: they may be many, and no request.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _FEW_BYTES = 1_024
 """Of answers to what needs no carrying out."""
 _MOST_RESUMED = 8
 """Connections that are read again in one pass: each may bring as much as it did."""
+_BYTE_S = 2e-9
+"""What a byte costs that is read for nothing. Three times of what it was measured to take: nobody needs to send such."""
 _REASON = "turn"
 
 
@@ -100,6 +103,13 @@ class RequestTurns:
         self._spent_s = spent_s + time.perf_counter() - began_s
         if done < len(requests) or self._spent_s >= _PASS_S:
             self._enter(session, requests[done:])
+
+    def charge(self, session: TakesTurns, nbytes: int) -> None:
+        """A connection has read so many bytes that no message comes of. Once the pass is over it has to wait for its turn."""
+        self._plan()
+        self._spent_s += nbytes * _BYTE_S
+        if self._spent_s >= _PASS_S and session not in self._left:
+            self._enter(session, [])
 
     def carry_out_all(self, session: TakesTurns, requests: list[Request]) -> None:
         """The connection is about to end behind these."""

@@ -430,6 +430,32 @@ def test_who_asks_for_much_at_once_does_not_hold_up_a_login(memory_url: str, uvl
         )
 
 
+@pytest.mark.parametrize("asked", [["q", 1, 0, 1_000, bytes(200_000)], ["q" * 200_000]], ids=["denied", "malformed"])
+def test_bytes_of_refused_requests_wait_for_their_turn(memory_url: str, asked: list[Any]) -> None:
+    """They are dropped as they come and carried out by nobody, but forty connections of nothing else would keep the loop."""
+    users = Users(web=["publish:orders"], boss=["all:*"])
+    command = Command.CONSUME if len(asked) > 1 else Command.QUEUE_INFO
+    frames = b"".join(encode_frame(command, number, pack(asked)) for number in range(5, 25))
+    with running(memory_url, authenticator=users) as broker, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(broker.port)) for _ in range(40)]
+        for wire in wires:
+            wire.greet(user="web")
+        floods = [threading.Thread(target=wire.raw, args=(frames,), daemon=True) for wire in wires]
+        for one in floods:
+            one.start()
+        eventually(lambda: broker.broker.context.turns.waiting >= 10)
+        with Wire(broker.port) as boss:
+            boss.greet(user="boss")
+            boss.send(Command.QUEUE_INFO, 7, pack(["q"]))
+            assert boss.receive()[1] == 7
+            assert any(one.is_alive() for one in floods)
+        for wire in wires:
+            assert [wire.receive()[:2] for _ in range(20)] == [(Command.ERROR, number) for number in range(5, 25)]
+        for one in floods:
+            one.join(WAIT_S)
+        eventually(lambda: broker.on_loop(lambda: broker.broker.context.turns.waiting) == 0)
+
+
 def test_a_login_of_another_user_comes_before_hundreds_of_connections(memory_url: str) -> None:
     """Whose line they stand in is their own user's."""
     users = Users(web=["publish:orders"], boss=["all:*"])
