@@ -36,6 +36,8 @@ _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SS
 _OTHER_HOST = frozenset({62, 64})
 """OpenSSL's numbers for a certificate of another host, and of another address."""
 _PROBE_S = 2.0
+_LAST_TRY_S = 0.1
+"""So long before the time is up it is tried for the last time."""
 
 
 class Attempts:
@@ -60,11 +62,18 @@ class Attempts:
 
 
 def retry_rules(settings: ClientSettings, limit_s: float, attempts: Attempts) -> dict[str, Any]:
-    """Returns the rules for ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
+    """Returns the rules for ``tenacity``: growing waits, the last of which is cut short, so that it is tried once more just
+    before ``limit_s`` seconds are over."""
+    growing = tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s)
+    last_try_s = limit_s - min(_LAST_TRY_S, limit_s / 10)
+
+    def wait_s(state: tenacity.RetryCallState) -> float:
+        return max(0.0, min(growing(state), last_try_s - (state.seconds_since_start or 0.0)))
+
     return {
         "after": attempts.note,
-        "stop": tenacity.stop_before_delay(limit_s),
-        "wait": tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
+        "stop": tenacity.stop_after_delay(last_try_s),
+        "wait": wait_s,
         "retry": tenacity.retry_if_exception(_worth_another_try),
         "reraise": True,
     }
