@@ -27,6 +27,9 @@ class Caller(Peer, Protocol):
 
     @property
     def claims(self) -> HeldClaims: ...
+    @property
+    def shares_with(self) -> str:
+        """Whose turns it takes: its user's, or its network's."""
 
     def subscribed_to(self, payload: bytes) -> str | None:
         """The magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises

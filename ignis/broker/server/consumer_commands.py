@@ -133,7 +133,13 @@ class ConsumerCommands:
             except IgnisError as exc:
                 self._session.fail_stream(request.request_id, exc)
 
-        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+        self._threads.call(
+            exists,
+            begin,
+            None,
+            lambda exc: self._session.refuse(request.request_id, exc),
+            line=self._session.shares_with,
+        )
 
     def _credit(self, credit: int) -> int:
         most = self._settings.max_credit
@@ -197,7 +203,13 @@ class ConsumerCommands:
         if application.store.magazines.quick and application.facts.remembers(head.queue):
             begin(0)
             return
-        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+        self._threads.call(
+            exists,
+            begin,
+            None,
+            lambda exc: self._session.refuse(request.request_id, exc),
+            line=self._session.shares_with,
+        )
 
     # -- waits
 
@@ -233,7 +245,9 @@ class ConsumerCommands:
         if application.store.magazines.quick and application.facts.remembers(head.magazine):
             was_read(read(None))
             return
-        self._threads.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
+        self._threads.call(
+            read, was_read, None, lambda exc: session.refuse(request.request_id, exc), line=session.shares_with
+        )
 
     # -- acknowledgements
 
@@ -269,7 +283,7 @@ class ConsumerCommands:
             self._next_look()
             refuse(exc)
 
-        self._looks.append(lambda: self._threads.call(look, found, rest, failed))
+        self._looks.append(lambda: self._threads.call(look, found, rest, failed, line=self._session.shares_with))
         if len(self._looks) == 1:
             self._looks[0]()
 
@@ -328,7 +342,7 @@ class ConsumerCommands:
         work: Callable[[list[PointerRange]], int],
         done: Callable[[int], None],
     ) -> None:
-        self._threads.call(work, done, runs, self._refused(request, magazine, runs))
+        self._threads.call(work, done, runs, self._refused(request, magazine, runs), line=self._session.shares_with)
 
     def _refused(self, request: Request, magazine: str, runs: list[PointerRange]) -> Callable[[BaseException], None]:
         """What is being settled is no longer held, so that it is not redelivered; it is again when the store

@@ -327,7 +327,7 @@ class Dispatcher:
     def _fire_in_thread(self, consumer: Subscription, limit: int) -> None:
         self._firing, self._again = True, False
         self._firing_for, self._witness = consumer, self._number
-        self._threads.call(self._fire, self._fired, (consumer, limit))
+        self._threads.call(self._fire, self._fired, (consumer, limit), line=f"magazine {self.magazine}")
 
     def _next(self) -> tuple[Subscription, int] | None:
         """Whose turn it is, and how many messages it may be given."""

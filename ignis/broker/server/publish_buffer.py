@@ -356,7 +356,7 @@ class PublishBuffer:
     def start(self, taken: list[Sent]) -> None:
         """Has a thread load these; until it has, nothing else of this magazine is loaded."""
         self._busy = True
-        self._threads.call(self._load, self._stored, taken)
+        self._threads.call(self._load, self._stored, taken, line=f"magazine {self.magazine}")
 
     def _by_ttl(self, taken: list[Sent], *, waits: bool) -> dict[int, list[Sent]]:
         """What can be loaded, by time to live; the others have their error. Raises _UnknownError if not ``waits``."""

@@ -116,7 +116,7 @@ class RequestQueue:
         self._running += 1
         self._bulky += request.command in BULKY
         self._count_call(1)
-        self._threads.call(call, self._called, request)
+        self._threads.call(call, self._called, request, line=self._session.shares_with)
 
     def _delete(self, application: Application, request: Request) -> bool:
         """`DELETE` with what others write in this turn."""
@@ -161,7 +161,9 @@ class RequestQueue:
             room = unread.begin() if bulky else 0
             self._count_call(1)
             long = request.command in _LISTS and len(request.payload) > _LONG_BYTES
-            self._threads.call(self._call, self._called, (request, room), looks=looks, long=long)
+            self._threads.call(
+                self._call, self._called, (request, room), looks=looks, long=long, line=session.shares_with
+            )
 
     def _count_call(self, by: int) -> None:
         """What a call has claimed for a connection that is gone meanwhile goes back through its application."""

@@ -59,10 +59,12 @@ class BrokerThreads:
         *,
         looks: bool = False,
         long: bool = False,
+        line: str = "",
     ) -> None:
         """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
-        ``failed(exception)``; with ``looks`` in one of those that do nothing else but read, with ``long`` one behind another."""
-        self._submit(self._long if long else self._look if looks else self._store, work, done, argument, failed)
+        ``failed(exception)``; with ``looks`` in one of those that do nothing else but read, with ``long`` one behind another.
+        ``line``: the user who asked, or the magazine that it is about: they take turns."""
+        self._submit(self._long if long else self._look if looks else self._store, work, done, argument, failed, line)
 
     def flush_call(
         self, work: Callable[[None], R], done: Callable[[R], None], failed: Callable[[BaseException], None]
@@ -93,6 +95,7 @@ class BrokerThreads:
         done: Callable[[R], None],
         argument: A,
         failed: Callable[[BaseException], None] | None,
+        line: str = "",
     ) -> None:
         self._under_way += 1
 
@@ -110,7 +113,7 @@ class BrokerThreads:
             with contextlib.suppress(RuntimeError):  # the loop was closed under us
                 self._loop.call_soon_threadsafe(finish, call, value)
 
-        threads.submit(run)
+        threads.submit(run, line)
 
 
 def _log_failure(exc: BaseException) -> None:

@@ -360,9 +360,9 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
             assert [len(many) for many in pointers.values()] == [names]
             return renew(magazine, pointers, owner, **how)
 
-        def counted(work: Callable[..., Any], done: Callable[..., None], *rest: Any) -> None:
+        def counted(work: Callable[..., Any], done: Callable[..., None], *rest: Any, **how: Any) -> None:
             under_way.append(work)
-            call(work, done, *rest)
+            call(work, done, *rest, **how)
 
         monkeypatch.setattr(magazines, "renew_claims", held_up)
         monkeypatch.setattr(broker.broker.context.threads, "call", counted)

@@ -136,10 +136,10 @@ def test_a_message_needs_no_thread_on_its_way_to_a_handler_and_back(
         threads = broker.broker.context.threads
         real = type(threads).call
 
-        def call(self: Any, work: Any, *arguments: Any) -> None:
+        def call(self: Any, work: Any, *arguments: Any, **how: Any) -> None:
             if work.__qualname__.split(".")[0] in ("RequestQueue", "ConsumerCommands", "WriteBatcher", "PublishBuffer"):
                 by_thread.append(work.__qualname__)
-            real(self, work, *arguments)
+            real(self, work, *arguments, **how)
 
         monkeypatch.setattr(type(threads), "call", call)
         # Whoever looks from a thread of its own is too late here: only the loop says that something has come.
