@@ -55,4 +55,6 @@ def test_what_one_call_may_not_have_is_said(tmp_path: Path) -> None:
         assert 540_000_000 < caught.value.size_bytes < 541_000_000
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         assert store.magazines.metadata("m")[0].load_pointer == 0
-        assert store.magazines.load("m", batches[:8], None)[0] == 1, "and the batches are as they were"
+        # Whichever pointers: they are later ones in another generation of the log.
+        assert store.magazines.load("m", batches[:8], None)[0] >= 1, "and the batches are as they were"
+        assert store.magazines.metadata("m")[0].pending == 8 * 60
