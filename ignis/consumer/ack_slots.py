@@ -1,9 +1,9 @@
-"""How many consumers of a process store outcomes at a time, where the store is quick.
+"""How many consumers of a process store outcomes at a time, where that is quick.
 
 Each consumer's outcomes are stored by a shared thread. A thousand queues that have work at once would be a thousand such
 threads, and what they would do most is wait for the interpreter. A store that answers within microseconds is kept busy by a
-few: the others wait in line for one of them, and gather meanwhile. A store behind a network may keep each call for long: its
-consumers take no slots.
+few: the others wait in line for one of them, and gather meanwhile. Where a call may take long there are no slots: behind a
+network, and where it waits for a flush, which many share.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ class AckSlots:
                 return
             self._taken += 1
         self._start(call)
+
+    def give_way(self, call: Callable[[], None]) -> bool:
+        """For who has a slot and more to do: puts the rest, ``call``, behind those in line. False where nobody waits."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.append(call)
+                return True
+            return False
 
     def stay(self) -> bool:
         """For who has a slot and nothing to do: gives it up, unless others wait for its thread. When it stays it comes `back`."""

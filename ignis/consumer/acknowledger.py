@@ -174,7 +174,8 @@ class Acknowledger:
         ``on_error``: called with what cannot be tried again; then nothing more is stored.
         """
         self._at_end, self._on_error = at_end, on_error
-        self._slots = ack_slots(self._queue.store) if self._magazines.quick else None
+        quick = self._magazines.quick and self._queue.settings.durability != "sync"
+        self._slots = ack_slots(self._queue.store) if quick else None
         self._begun = True
 
     def keep(self) -> None:
@@ -281,6 +282,8 @@ class Acknowledger:
                 self._at_end()
                 self._end()
                 return
+            if self._slots is not None and self._work.rung and self._slots.give_way(self._attend):
+                return  # a queue that always has something to store would keep its slot for ever
 
     def _await_work(self) -> bool:
         """Whether anything was added, within the time that this thread stays."""

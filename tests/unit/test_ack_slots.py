@@ -11,6 +11,7 @@ import pytest
 import ignis
 from ignis.consumer import ack_slots as module
 from ignis.consumer.ack_slots import SLOTS, STAYING, AckSlots, ack_slots
+from ignis.consumer.acknowledger import Acknowledger
 from tests.support import WAIT_S, eventually
 
 
@@ -81,6 +82,52 @@ def test_who_has_nothing_to_do_stays_only_where_nobody_waits(slots: AckSlots) ->
     slots.run(lambda: None)
     assert slots.wanted
     assert not slots.stay()
+
+
+def test_who_always_has_more_to_do_gives_way(slots: AckSlots) -> None:
+    """More busy calls than slots, each of which would go on for ever: every one gets on."""
+    rounds = [0] * (3 * SLOTS)
+    over = threading.Event()
+
+    def busy(number: int) -> None:
+        while not over.is_set():
+            rounds[number] += 1
+            if slots.give_way(lambda: busy(number)):
+                return
+
+    for number in range(len(rounds)):
+        slots.run(lambda number=number: busy(number))
+    try:
+        eventually(lambda: min(rounds) >= 10)
+    finally:
+        over.set()
+    eventually(lambda: slots._taken == 0 and not slots.wanted)
+
+
+@pytest.mark.parametrize("durability", ["none", "interval", "sync"])
+def test_a_queue_with_work_all_the_time_leaves_the_others_their_turns(embedded_url: str, durability: str) -> None:
+    """As many rounds under way as there are slots, of queues that always have more: another one is stored all the same."""
+    with ignis.Ignis(embedded_url) as app:
+        queues = [app.queue(f"q{number}", int, durability=durability) for number in range(SLOTS + 2)]
+        for queue in queues:
+            queue.handler(lambda body: None)
+        app.start()
+        ackers = [queue.consumer._acker for queue in queues if queue.consumer is not None]
+        assert [one._slots is None for one in ackers] == [durability == "sync"] * len(ackers)
+        for acker in ackers[:SLOTS]:
+            settle = acker._settle_done
+
+            def again(acker: Acknowledger = acker, settle: Callable[[], None] = settle) -> None:
+                settle()
+                acker._work.ring()  # something came meanwhile
+
+            acker._settle_done = again  # type: ignore[method-assign]
+            acker._wake()
+        for queue in queues:
+            queue.publish_many(range(3))
+        eventually(lambda: [queue.consumer.counts.handled for queue in queues if queue.consumer] == [3] * len(queues))
+        for acker in ackers:
+            vars(acker).pop("_settle_done", None)
 
 
 def test_a_call_that_fails_keeps_no_slot(slots: AckSlots, caplog: pytest.LogCaptureFixture) -> None:
