@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
@@ -20,6 +21,9 @@ from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
 
 __all__ = ["ACTIONS", "ConsumerCommands"]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class ConsumerCommands:
@@ -133,13 +137,13 @@ class ConsumerCommands:
             except IgnisError as exc:
                 self._session.fail_stream(request.request_id, exc)
 
-        self._threads.call(
-            exists,
-            begin,
-            None,
-            lambda exc: self._session.refuse(request.request_id, exc),
-            line=self._session.shares_with,
-        )
+        self._call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+    def _call(
+        self, work: Callable[[A], R], done: Callable[[R], None], argument: A, failed: Callable[[BaseException], None]
+    ) -> None:
+        """In a thread of the store's, in the line of its user."""
+        self._threads.call(work, done, argument, failed, line=self._session.shares_with)
 
     def _credit(self, credit: int) -> int:
         most = self._settings.max_credit
@@ -203,13 +207,7 @@ class ConsumerCommands:
         if application.store.magazines.quick and application.facts.remembers(head.queue):
             begin(0)
             return
-        self._threads.call(
-            exists,
-            begin,
-            None,
-            lambda exc: self._session.refuse(request.request_id, exc),
-            line=self._session.shares_with,
-        )
+        self._call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
 
     # -- waits
 
@@ -245,9 +243,7 @@ class ConsumerCommands:
         if application.store.magazines.quick and application.facts.remembers(head.magazine):
             was_read(read(None))
             return
-        self._threads.call(
-            read, was_read, None, lambda exc: session.refuse(request.request_id, exc), line=session.shares_with
-        )
+        self._call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
 
     # -- acknowledgements
 
@@ -283,7 +279,7 @@ class ConsumerCommands:
             self._next_look()
             refuse(exc)
 
-        self._looks.append(lambda: self._threads.call(look, found, rest, failed, line=self._session.shares_with))
+        self._looks.append(lambda: self._call(look, found, rest, failed))
         if len(self._looks) == 1:
             self._looks[0]()
 
@@ -342,7 +338,7 @@ class ConsumerCommands:
         work: Callable[[list[PointerRange]], int],
         done: Callable[[int], None],
     ) -> None:
-        self._threads.call(work, done, runs, self._refused(request, magazine, runs), line=self._session.shares_with)
+        self._call(work, done, runs, self._refused(request, magazine, runs))
 
     def _refused(self, request: Request, magazine: str, runs: list[PointerRange]) -> Callable[[BaseException], None]:
         """What is being settled is no longer held, so that it is not redelivered; it is again when the store
