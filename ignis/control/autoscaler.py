@@ -227,7 +227,7 @@ class Autoscaler:
     def _lost(self) -> None:
         if self.leading or not self._replaced:
             log.info(
-                event_text("autoscaler_stands_by", "stands by: another autoscaler acts for scope %s"),
+                event_text("autoscaler_stands_by", "stands by: this is not the autoscaler that acts for scope %s"),
                 self._settings.scope,
             )
         self.leading, self._replaced = False, True

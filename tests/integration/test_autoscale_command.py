@@ -106,7 +106,7 @@ def test_after_a_takeover_it_scales_down(tmp_path: Path, scale: Scale, queue: ig
     queue.publish_many(range(30))
     eventually(lambda: told(tmp_path) == [2, 5])
     eventually(lambda: (tmp_path / "count").read_text() == "5")
-    eventually(lambda: "another autoscaler" in (tmp_path / "log1").read_text(), "it has seen the first one")
+    eventually(lambda: "stands by" in (tmp_path / "log1").read_text(), "it has seen the first one")
     queue.main.delete(queue.main.fire(100))
     first.kill()
     eventually(lambda: told(tmp_path) == [2, 5, 1], "a long cool-down was the first one's alone")
