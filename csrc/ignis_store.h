@@ -37,6 +37,7 @@ typedef struct ign_store_options {
     uint64_t arena_bytes;      /* of a new control file: 768 KiB */
     uint64_t undo_capacity;    /* words that one transaction may change and be undone cheaply: 8192 */
     uint64_t stopped_after_ns; /* who holds the lock for so long is passed over: 2 s */
+    uint64_t piece_bytes;      /* a larger entry is written in such pieces, between which its writer shows that it is at work: 4 MiB */
     uint64_t busy_after_ns;    /* a call that waited so long for the lock fails with IGN_E_BUSY: 30 s */
     uint64_t checkpoint_bytes; /* of log between two checkpoints, if the state does not take more: 64 MiB */
     uint64_t repack_bytes;     /* a state that is smaller stays as it is, though most of it is free: 768 KiB. 1: every one is repacked */

@@ -66,12 +66,12 @@ uint64_t ign_store_cheapest(ign_generation *g)
     return best != UINT64_MAX ? best : any != UINT64_MAX ? any : SLACK;
 }
 
-int ign_store_fill(ign_store_io *io, int file, uint64_t bytes)
+int ign_store_fill(ign_store_io *io, int file, uint64_t from, uint64_t to)
 {
     static uint8_t zeros[1 << 18];
     int rc = 0;
-    for (uint64_t at = 0; rc == 0 && at < bytes; at += sizeof zeros)
-        rc = ign_store_write_out(io, file, zeros, bytes - at < sizeof zeros ? bytes - at : sizeof zeros, at);
+    for (uint64_t at = from; rc == 0 && at < to; at += sizeof zeros)
+        rc = ign_store_write_out(io, file, zeros, to - at < sizeof zeros ? to - at : sizeof zeros, at);
     return rc;
 }
 
@@ -89,7 +89,7 @@ int ign_store_lay_out(ign_store *store, const ign_generation *g, const char *kin
         return ign_store_error(rc);
     rc = io->allocate(io, file, bytes);
     if (rc == 0 && filled) {
-        rc = ign_store_fill(io, file, bytes);
+        rc = ign_store_fill(io, file, 0, bytes);
         rc = rc != 0 ? rc : io->flush(io, file);
     }
     io->close(io, file);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 2 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, FLUSHES_AHEAD = 4, LEAST_STAGE = 4096, KEPT_STAGE = 2 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -215,6 +215,24 @@ static uint64_t room_for(const ign_generation *g, uint8_t type, uint64_t payload
     return 32768 + used / 2 + least(IGN_MOVE_TAKES, segment) + segment / 2 + least(g->ctl.root->living_records * IGN_RECORD_TAKES, IGN_RECORDS_TAKE) + more;
 }
 
+/* In pieces, if it is large: a disk may take its time for all of it, and who waits for the lock must see that its holder is at work. */
+static int write_entry(ign_store *store, ign_generation *g, const ign_log_file *file, const ign_segment_info *info, uint64_t size, uint64_t at)
+{
+    uint64_t piece = store->options.piece_bytes, offset = ign_segment_offset(info, at);
+    for (uint64_t done = 0; done < size;) {
+        uint64_t bytes = least(size - done, piece);
+        if (done > 0) {
+            ign_store_gets_on(g);
+            IGN_STEP(store->io);
+        }
+        int rc = store->io->write(store->io, file->file, g->stage + done, (size_t)bytes, offset + done);
+        if (rc != 0)
+            return rc;
+        done += bytes;
+    }
+    return 0;
+}
+
 int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t payload_bytes, uint64_t *position)
 {
     ign_store_io *io = store->io;
@@ -278,7 +296,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     ign_landing_writes(true);
     atomic_store_explicit(&head->written_to, at + size, memory_order_release);
     IGN_STEP(io);
-    rc = io->write(io, file->file, g->stage, (size_t)size, ign_segment_offset(&info, at));
+    rc = write_entry(store, g, file, &info, size, at);
     ign_store_drop_file(store, file);
     if (rc != 0) {
         rc = ign_store_error(rc);
@@ -309,6 +327,17 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     atomic_store_explicit(&head->end, entry.next, memory_order_release);
     *position = entry.next;
     return IGN_OK;
+}
+
+/* Whether the entry begins another segment behind much that is not flushed, as only behind large entries. A roll flushes that under the lock, and a
+ * disk may take longer for it than anybody waits. */
+static bool should_flush_first(ign_store *store, ign_generation *g, uint64_t payload_bytes)
+{
+#ifdef IGN_MUTANT_FLUSHED_WITHIN
+    return false;
+#endif
+    return g->ctl.root->applied > ign_ctl_durable(g->ctl.head) + store->options.segment_bytes &&
+           ign_store_must_roll(g, ign_entry_size(payload_bytes) + ign_entry_size(0));
 }
 
 static bool wants_witness(const ign_generation *g)
@@ -357,7 +386,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
 {
     IGN_LANDING(store, );
     ign_landing_writes(false);
-    int rc = IGN_E_STALE, patience = WAITS_FOR_ROOM;
+    int rc = IGN_E_STALE, patience = WAITS_FOR_ROOM, flushes = FLUSHES_AHEAD;
     bool at_once = how != NULL && how->at_once;
     const ign_store_change *fence = how == NULL ? NULL : how->fence;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
@@ -376,6 +405,15 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             fence = NULL;
 #endif
             int built = fence == NULL || ign_as_expected(&g->ctl, fence) ? build(store, g, arg, &bytes) : IGN_E_MISMATCH;
+            if (built == IGN_OK && !at_once && flushes > 0 && should_flush_first(store, g, bytes)) {
+                uint64_t end = g->ctl.root->applied;
+                ign_store_unlock(store, g);
+                flushes--;
+                rc = ign_store_flush_to(store, g, end);
+                rc = rc == IGN_OK || ign_store_sealed(g) ? IGN_E_STALE : rc; /* nothing was written: once more, in whichever generation */
+                ign_store_leave(store, g);
+                continue;
+            }
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
             ign_landing_writes(false);

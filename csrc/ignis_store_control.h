@@ -47,7 +47,7 @@ typedef struct ign_ctl_head {
     _Atomic uint64_t log_number;         /* of the segment that is written */
     alignas(64) _Atomic uint32_t lock;   /* holder: slot + 1, and its incarnation above */
     _Atomic uint32_t lock_waiting;
-    _Atomic uint64_t lock_turn;          /* rises with every acquisition */
+    _Atomic uint64_t lock_turn;          /* rises with every acquisition, and as its holder gets on with a large entry */
     _Atomic uint32_t undo_count, undo_lost;
     _Atomic uint64_t next_number;        /* of a segment */
     _Atomic uint64_t ahead;              /* the name of the segment that is laid out, see IGN_AHEAD_; 0 = none */

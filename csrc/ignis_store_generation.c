@@ -272,6 +272,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         .arena_bytes = choose(options->arena_bytes, 768ull << 10),
         .undo_capacity = choose(options->undo_capacity, 8192),
         .stopped_after_ns = choose(options->stopped_after_ns, 2000000000ull),
+        .piece_bytes = choose(options->piece_bytes, 4ull << 20),
         .busy_after_ns = choose(options->busy_after_ns, 30000000000ull),
         .checkpoint_bytes = choose(options->checkpoint_bytes, 64ull << 20),
         .repack_bytes = choose(options->repack_bytes, 768ull << 10),

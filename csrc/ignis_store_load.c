@@ -7,8 +7,10 @@
 #include <errno.h>
 #include <string.h>
 
-/* Of ids that are looked up while the lock is held. */
-enum { IDS_AT_A_TIME = 1024 };
+enum {
+    IDS_AT_A_TIME = 1024, /* that are looked up while the lock is held */
+    MUCH = 1 << 20,       /* a batch that takes its time */
+};
 
 /* Neighbours of one time are one. */
 static uint32_t count_dues(ign_load_call *call)
@@ -112,6 +114,8 @@ int ign_load_put(ign_generation *g, ign_load_call *call, uint8_t *to)
         ign_put64(to + 8, first);
         ign_put_padded(to + 16, part->batch, part->bytes);
         ign_segment_seal(to + 16, call->magazine, part->shard, first);
+        if (part->bytes >= MUCH)
+            ign_store_gets_on(g);
         to += 16 + ign_pad8(part->bytes);
     }
     if (call->dues != NULL)

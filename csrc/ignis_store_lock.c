@@ -20,6 +20,13 @@ static bool take(ign_ctl_head *head, uint32_t expected, uint32_t word)
     return true;
 }
 
+void ign_store_gets_on(ign_generation *g)
+{
+#ifndef IGN_MUTANT_SEEMS_STOPPED
+    atomic_fetch_add_explicit(&g->ctl.head->lock_turn, 1, memory_order_relaxed);
+#endif
+}
+
 static int acquire(ign_store *store, ign_generation *g, bool at_once)
 {
     ign_ctl_head *head = g->ctl.head;

@@ -93,6 +93,8 @@ int ign_store_lock_to_write(ign_store *store, ign_generation *generation, bool a
  * here on is confirmed. */
 bool ign_store_has_ended(ign_store *store, ign_generation *generation);
 void ign_store_unlock(ign_store *store, ign_generation *generation);
+/* Its holder is at work: who waits for it does not take him for stopped. */
+void ign_store_gets_on(ign_generation *generation);
 
 /* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
 int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
@@ -165,7 +167,7 @@ static inline bool ign_ahead_is_laid(_Atomic uint64_t *word)
 
 /* A file of a kind with room on the disk and nothing in it, and its end. */
 int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, bool filled, uint64_t *drawn);
-int ign_store_fill(ign_store_io *io, int file, uint64_t bytes); /* with zeros; 0 or an errno */
+int ign_store_fill(ign_store_io *io, int file, uint64_t from, uint64_t to); /* with zeros; 0 or an errno */
 void ign_store_give(ign_store *store, const ign_generation *generation, const char *kind, uint64_t drawn);
 /* Under the lock: */
 uint64_t ign_store_next_bytes(const ign_store *store, ign_generation *generation); /* of the segment that is laid out next */

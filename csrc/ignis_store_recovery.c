@@ -118,8 +118,10 @@ static int make_segment(copy *c, const char *name, uint64_t end)
         rc = io->allocate(io, c->file, c->segment.size);
     }
     ign_segment_put_header(sector, &c->segment);
+    /* What is copied is written up to its end: much of it is not filled first. */
+    uint64_t copied = ign_segment_offset(&c->segment, end) / IGN_LOG_SECTOR * IGN_LOG_SECTOR;
     if (rc == 0)
-        rc = ign_store_fill(io, c->file, c->segment.size);
+        rc = ign_store_fill(io, c->file, copied > c->store->options.piece_bytes ? copied : 0, c->segment.size);
     if (rc == 0)
         rc = io->write(io, c->file, sector, sizeof sector, 0);
     return ign_store_error(rc);

@@ -656,6 +656,7 @@ static inline void begin(uint64_t seed)
     next_id = 1;
     seen_alive.is_known = false;
     disk_fails = declared_for_good = false;
+    options.piece_bytes = seed % 4 == 0 ? 512 : 0;
     seed_now = seed;
 }
 
