@@ -20,7 +20,6 @@ from tests.support.fleet import alive
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-    pytest.mark.timeout(180),
 ]
 
 Scale = Callable[..., subprocess.Popen[bytes]]

@@ -17,7 +17,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 from ignis.demo.spark import Outcome, Totals
 from ignis.spark.pipeline import ExportSummary, IngestSummary
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 try:
     load_flights(1)

@@ -79,7 +79,6 @@ def test_who_follows_the_pages_needs_no_rights() -> None:
     assert not asked
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.language in RUN for block in blocks(page))])
 def test_a_page_as_it_is_written(page: str, environment: dict[str, str], tmp_path: Path) -> None:
     directory = tmp_path / "empty"

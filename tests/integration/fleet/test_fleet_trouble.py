@@ -25,7 +25,6 @@ from tests.support.fleet import MODULE, START_S, Command, alive
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-    pytest.mark.timeout(240),
 ]
 
 Start = Callable[..., Command]

@@ -19,7 +19,6 @@ from tests.support.fleet import Command
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="open-file-description locks"),
-    pytest.mark.timeout(240),
 ]
 
 

@@ -25,7 +25,7 @@ from tests.support import eventually, wait_idle
 from tests.support.broker import RunningBroker
 from tests.support.fleet import START_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 SCRAPE_S = 8.0
 """A Prometheus gives up after 10 s."""

@@ -40,7 +40,6 @@ ZOOKEEPER_ONLY = {
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-    pytest.mark.timeout(240),
 ]
 
 Labels = tuple[tuple[str, str], ...]

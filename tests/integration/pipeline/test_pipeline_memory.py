@@ -16,7 +16,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 
 from ignis.spark.pipeline import Progress, Step, Target, ingest, parse_description
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 DAY_MS = 86_400_000
 

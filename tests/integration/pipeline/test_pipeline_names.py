@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 
 from ignis.spark.pipeline import Target, export, ingest, parse_description
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 NAMES = ('q"q', "back\\slash", "tab\tname", "semi;colon", "a - b", "Customer No", "ID", "id", "%41")
 

@@ -24,7 +24,7 @@ import pyarrow.dataset as pads
 from ignis.spark.pipeline import parse_description, read_exported
 from ignis.spark.pipeline.files import Files
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 VALUES = ["", NULL_FOLDER, None, "ok", "a/b", "..", " x ", "é", "%41", "%00", "01", "1", "a=b:c", "x\ty", "{*}"]

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 from tests.torture.pipeline_rows import drive, faults_of, make_trial
 from tests.torture.pipeline_rows_driver import carry_out
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 def test_every_row_once_as_python_reads_it(spark: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 
 from ignis.spark.pipeline import Progress, Step, Target, export, ingest, parse_description
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ID_V: dict[str, Any] = {"id": {"required": True}, "v": {}}
 DIGITS = "1234567890123456789012345678901234567890"

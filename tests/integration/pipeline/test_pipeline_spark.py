@@ -19,7 +19,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 from ignis.spark.pipeline import Description, Progress, Step, Target, export, ingest, parse_description
 from ignis.spark.pipeline.runs import Run, Runs
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SCHEMA: dict[str, Any] = {
     "order": {"required": True, "pattern": "o[0-9]+"},

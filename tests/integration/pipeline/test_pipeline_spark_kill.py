@@ -13,7 +13,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ig
 from ignis.spark.pipeline import Target, export, ingest, load_description
 from tests.torture.pipeline import Ground
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 def test_killed_and_run_again(spark: Any, tmp_path: Path) -> None:

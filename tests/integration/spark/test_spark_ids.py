@@ -17,7 +17,7 @@ from ignis.spark import drain, publish, resume  # noqa: E402
 from ignis.spark.columns import to_messages  # noqa: E402
 from ignis.spark.ids import id_of, ids_from_jvm, ids_of_column  # noqa: E402
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 HEX = "0123456789abcdef0123456789abcdef"
 CANONICAL = str(uuid.UUID(HEX))

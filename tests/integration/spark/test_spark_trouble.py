@@ -35,7 +35,7 @@ from tests.torture.spark import QUEUE, Found
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 CLEAN = Found(0, 0, 0)
 DAY_S = 86_400.0
