@@ -33,11 +33,14 @@ int ign_store_error(int error)
     return error == ESTALE ? IGN_E_MOVED : IGN_E_IO;
 }
 
+/* From where the last one was found, which mostly is the one that is wanted again: the others are not in the caches. */
 static ign_log_file *find(ign_store *store, uint64_t generation, uint64_t number)
 {
     for (unsigned i = 0; i < IGN_LOG_FILES; i++) {
-        ign_log_file *f = &store->files[i];
+        unsigned at = (store->found_at + i) % IGN_LOG_FILES;
+        ign_log_file *f = &store->files[at];
         if (f->file >= 0 && f->generation == generation && f->number == number) {
+            store->found_at = at;
             f->users++;
             f->used_at = ++store->uses;
             return f;

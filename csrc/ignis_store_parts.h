@@ -52,6 +52,7 @@ struct ign_store {
     pthread_mutex_t mutex; /* over what follows; held for moments, never over a wait or the disk */
     ign_generation *now;
     ign_log_file files[IGN_LOG_FILES];
+    unsigned found_at;     /* of these, the last that was looked for */
     uint64_t uses;
     ign_store_lost lost;      /* what IGN_E_LOST was about */
     uint64_t lost_generation; /* whose control file failed under us */

@@ -100,11 +100,11 @@ class Log:
         limit: int,
         owner: bytes,
         ms: int,
-        *,
         order: Sequence[int] | None = None,
         begin: int = 0,
         max_bytes: int = 1 << 62,
         at_once: bool = False,
+        *,
         records: bool = True,
         first: bool = True,
     ) -> tuple[list[tuple[int, range, Any, int]], list[int], bool, int]: ...

@@ -657,8 +657,8 @@ cdef class Log:
             call.rc = ign_store_forget_ids(self._store, number, hour_now, limit, &call.how, &call.mark)
         return self._check(call.rc) == IGN_OK
 
-    def fire(self, uint32_t number, limit, bytes owner not None, uint64_t ms, *, order=None, uint16_t begin=0,
-             max_bytes=1 << 62, at_once=False, records=True, first=True):
+    def fire(self, uint32_t number, limit, bytes owner not None, uint64_t ms, order=None, uint16_t begin=0,
+             max_bytes=1 << 62, at_once=False, *, records=True, first=True):
         """Claims up to ``limit`` records over the shards, in one entry as a rule; 0 = looks only.
 
         Args:
@@ -677,7 +677,7 @@ cdef class Log:
         cdef uint64_t left = whole(limit, "limit", 0, 1 << 62), bytes_left = whole(max_bytes, "max_bytes", 0, 1 << 62)
         cdef uint64_t taken
         cdef uint32_t i
-        cdef set expired = set()
+        cdef set expired = None     # mostly there are none
         firing_open(&firing, order, begin, owner, ms, left)
         try:
             while True:
@@ -695,11 +695,13 @@ cdef class Log:
                 if call.rc == IGN_NEED_MORE:
                     self._leave()
                     if not one_fits:
-                        return pieces, sorted(expired), True, firing.fire.shards
+                        return pieces, [] if expired is None else sorted(expired), True, firing.fire.shards
                     continue
                 self._checked(call.rc)
                 firing.fire.sized_count = 0
                 more = firing.fire.more
+                if firing.fire.expired_count != 0 and expired is None:
+                    expired = set()
                 for i in range(firing.fire.expired_count):
                     expired.add(firing.fire.expired[i])
                 taken = 0
@@ -711,7 +713,7 @@ cdef class Log:
                 left -= taken
                 one_fits = one_fits and taken == 0
                 if not (firing.fire.full and waits) or left == 0:
-                    return pieces, sorted(expired), more, firing.fire.shards
+                    return pieces, [] if expired is None else sorted(expired), more, firing.fire.shards
         finally:
             self._note_late(number, firing.fire.late)
             firing_close(&firing)

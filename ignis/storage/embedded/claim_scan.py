@@ -78,21 +78,18 @@ class ClaimScan:
         Without ``wait`` it is left where it is, and None is returned when there is nothing else: it is retired by who may wait.
         StoreBusyError says that a lock would have to be waited for; nothing was claimed then.
         """
+        name, _, log, number, many = found
         order = None if shards is None else self.order(found, shards)
         now_ms = self._directory.clock.now_ms()
-        size = min(max(max_bytes, 0), _ANY_SIZE)
-        pieces, expired, more, _ = found.log.fire(
-            found.number,
-            limit,
-            owner,
-            now_ms,
-            order=order,
-            begin=self.begin(found),
-            max_bytes=size,
-            at_once=not wait,
-        )
-        if found.log.late:
+        size = max_bytes if 0 <= max_bytes <= _ANY_SIZE else min(max(max_bytes, 0), _ANY_SIZE)
+        begin = self._rotation.get(name, 0) % many
+        pieces, expired, more, _ = log.fire(number, limit, owner, now_ms, order, begin, size, not wait)
+        if log.late:
             warn_of_late(found, self._expired_log)
+        if len(pieces) == 1 and not expired:  # as a rule: a lone message, or one shard
+            shard, pointers, records, _ = pieces[0]
+            self._rotation[name] = shard + 1
+            return _row(FireResult, ([_row(Claim, (shard, pointers, records))], {}, 0, more))
         claims = self._claims_of(found, pieces)
         if not expired:
             return _row(FireResult, (claims, {}, 0, more))
