@@ -114,7 +114,6 @@ class Log:
         limit: int,
         owner: bytes,
         ms: int,
-        *,
         gate: CallGate,
         recall: Recall,
         seen: int,

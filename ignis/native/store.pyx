@@ -718,7 +718,7 @@ cdef class Log:
             self._note_late(number, firing.fire.late)
             firing_close(&firing)
 
-    def fire_next(self, uint32_t number, limit, bytes owner not None, uint64_t ms, *, CallGate gate not None, Recall recall not None,
+    def fire_next(self, uint32_t number, limit, bytes owner not None, uint64_t ms, CallGate gate not None, Recall recall not None,
                   long long seen, timeout, uint16_t begin=0, max_bytes=1 << 62):
         """Waits until something was loaded since ``seen``, as `wait`, and claims it, as `fire`, without the interpreter lock in between.
 

@@ -101,35 +101,27 @@ class ClaimScan:
         self, found: Magazine, limit: int, owner: bytes, seen: int, timeout_s: float, recall: Recall, max_bytes: int
     ) -> tuple[int, FireResult | None]:
         """See `MagazineStore.fire_next`."""
+        name, _, log, number, many = found
         now_ms = self._directory.clock.now_ms()
-        number, fired = found.log.fire_next(
-            found.number,
-            limit,
-            owner,
-            now_ms,
-            gate=self._gate,
-            recall=recall,
-            seen=seen,
-            timeout=timeout_s,
-            begin=self.begin(found),
-            max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
-        )
-        if found.log.late:
+        size = max_bytes if 0 <= max_bytes <= _ANY_SIZE else min(max(max_bytes, 0), _ANY_SIZE)
+        begin = self._rotation.get(name, 0) % many
+        seen, fired = log.fire_next(number, limit, owner, now_ms, self._gate, recall, seen, timeout_s, begin, size)
+        if log.late:
             warn_of_late(found, self._expired_log)
         if fired is None:
-            return number, None
+            return seen, None
         pieces, expired, more, _ = fired
         if len(pieces) == 1 and not expired:  # as a rule: a handler waits for this message
             shard, pointers, records, _ = pieces[0]
-            self._rotation[found.name] = shard + 1
-            return number, _row(FireResult, ([_row(Claim, (shard, pointers, records))], {}, 0, more))
+            self._rotation[name] = shard + 1
+            return seen, _row(FireResult, ([_row(Claim, (shard, pointers, records))], {}, 0, more))
         claims = self._claims_of(found, pieces)
         if not expired:
-            return number, FireResult(claims, {}, 0, more)
+            return seen, FireResult(claims, {}, 0, more)
         self._gate.enter()
         try:
             now_ms = self._directory.clock.now_ms()
-            return number, self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
+            return seen, self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
         finally:
             self._gate.leave()
 
