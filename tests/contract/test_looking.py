@@ -215,5 +215,5 @@ def test_a_wait_ends_when_the_store_is_closed(store: Store, magazines: MagazineS
     thread.start()
     time.sleep(0.05)
     store.close(10)
-    thread.join(10)
+    thread.join(60)
     assert raised

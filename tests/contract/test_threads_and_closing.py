@@ -171,7 +171,7 @@ def test_a_close_waits_for_calls_in_flight(kind: Kind) -> None:
 
     thread = threading.Thread(target=load)
     thread.start()
-    started.wait(10)
+    started.wait(60)
     try:
         store.close(20)
     finally:
@@ -190,7 +190,7 @@ def test_a_close_that_may_not_wait_long_enough(store: Store) -> None:
 
     thread = threading.Thread(target=lambda: store.queues.update("q", change))
     thread.start()
-    inside.wait(10)
+    inside.wait(60)
     closing: list[BaseException | None] = []
 
     def close() -> None:

@@ -22,7 +22,7 @@ UNREADABLE_METAS = {
 }
 """What anybody who may publish can store as a message's headers."""
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Bound of every wait. Long, because no test measures time with it."""
 
 SHARED_THREADS = ("ignis-upkeep-", "ignis-timers", "ignis-watch", "ignis-async_")

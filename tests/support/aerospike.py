@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 RECORD_LIMIT = 8 << 20
 SKIPPED = "no Aerospike server: set IGNIS_TEST_AEROSPIKE=host:port/namespace or put asd on the PATH"
 

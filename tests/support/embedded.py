@@ -22,7 +22,7 @@ from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.storage.embedded.log_files import Segment, parse_name
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Child:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 TICK_MS = 250
 JAR = Path("/usr/share/java/zookeeper.jar")
 CLASSPATH = ":".join(

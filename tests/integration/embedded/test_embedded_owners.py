@@ -126,11 +126,11 @@ sys.stdin.read()
         assert [dead for _, _, dead in said] == ["False", "False"]
         names = [name for _, name, _ in said]
         assert [owners.dead(name) for name in names] == [False, False]
-        both[0].communicate("", timeout=20)
+        both[0].communicate("", timeout=60)
         assert [owners.dead(name) for name in names] == [True, False]
     finally:
         for one in both:
-            one.communicate("", timeout=20)
+            one.communicate("", timeout=60)
     assert [owners.dead(name) for name in names] == [True, True]
     owners.close()
 

@@ -163,7 +163,7 @@ def test_two_threads_keep_order_and_content() -> None:
             for message in channel.recv_many(33, timeout=20):
                 assert message == b"%d:" % n + b"x" * (n * 37 % 700)
                 n += 1
-        thread.join(10)
+        thread.join(60)
 
 
 def send_numbered(channel: Channel, who: int) -> None:
@@ -182,7 +182,7 @@ def test_several_senders() -> None:
             assert i == last[who] + 1
             last[who] = i
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
 
 def test_views_hold_their_slots(slab_heap: Channel) -> None:
@@ -273,7 +273,7 @@ def test_closing_ends_waits() -> None:
     receiver.start()
     time.sleep(0.05)
     channel.close()
-    receiver.join(5)
+    receiver.join(60)
     assert len(caught) == 1
     assert channel.closed
     channel.close()

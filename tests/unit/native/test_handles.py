@@ -412,7 +412,7 @@ class TestMutexFiles:
     def test_closed_while_a_thread_gets_the_lock(self, tmp_path: Path) -> None:
         path = tmp_path / "m"
         holder = start(
-            "m = ProcessMutex(sys.argv[1]); m.acquire(5); print('held', flush=True); sys.stdin.readline(); m.release()",
+            "m = ProcessMutex(sys.argv[1]); m.acquire(60); print('held', flush=True); sys.stdin.readline(); m.release()",
             path,
         )
         assert holder.stdout is not None and holder.stdin is not None
@@ -432,7 +432,7 @@ class TestMutexFiles:
 
         thread = threading.Thread(target=take)
         thread.start()
-        inside.wait(5)
+        inside.wait(60)
         closer = threading.Thread(target=mutex.close)
         closer.start()
         holder.stdin.write("\n")
@@ -443,7 +443,7 @@ class TestMutexFiles:
         finish(holder)
         assert isinstance(outcome[0], errors.ClosedError) and outcome[1] is True
         with ProcessMutex(path) as again:  # let go by who got it from a closed handle
-            assert again.acquire(5)
+            assert again.acquire(60)
             again.release()
 
 

@@ -143,11 +143,11 @@ def test_threads_wait_for_receipts() -> None:
     time.sleep(0.05)
     assert results == {}
     outbox.settle(1)
-    threads[0].join(5)
+    threads[0].join(60)
     assert results == {0: receipts[0].id}
     outbox.fail(2, ValueError("no"))
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert isinstance(results[2], ValueError)
 
 
@@ -252,7 +252,7 @@ def test_everything_sent_is_drained_once() -> None:
         sender.join(20)
     outbox.wait_settled(6000, 20)
     outbox.close()
-    flusher.join(5)
+    flusher.join(60)
     assert sorted(got) == sorted(b"%d-%d" % (who, i) for who in range(3) for i in range(2000))
 
 
