@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,17 @@ def publisher(store: Store) -> Iterator[Publisher[bytes]]:
 
 
 def send(publisher: Publisher[bytes], count: int) -> list[Receipt]:
-    return [publisher.send(str(number).encode()) for number in range(count)]
+    """All are there before the second is taken: who has a load under way and finds nothing more waits for its answer."""
+    drain, sent = publisher._drain, threading.Event()
+
+    def drain_all(*arguments: Any) -> Any:
+        assert sent.wait(WAIT_S)
+        return drain(*arguments)
+
+    publisher._drain = drain_all  # type: ignore[method-assign]
+    receipts = [publisher.send(str(number).encode()) for number in range(count)]
+    sent.set()
+    return receipts
 
 
 def when(condition: Callable[[], bool]) -> None:
