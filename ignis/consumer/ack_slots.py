@@ -41,14 +41,15 @@ class AckSlots:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken = 0
-        """May be more for a moment: who comes back takes one regardless."""
         self._staying = 0
         self._waiting: deque[Callable[[], None]] = deque()
+        self._returning: deque[threading.Lock] = deque()
+        """Of who had a slot and waits for one again, before all others: each gave his to one of them, or nobody wanted it."""
 
     @property
     def wanted(self) -> bool:
         """Whether others wait for a slot: whoever has one should not linger."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._returning)
 
     def run(self, call: Callable[[], None]) -> None:
         """Makes the call in a shared thread, once there is a slot. Raises what `run_soon` raises: then it is not made."""
@@ -62,7 +63,7 @@ class AckSlots:
     def give_way(self, call: Callable[[], None]) -> bool:
         """For who has a slot and more to do: puts the rest, ``call``, behind those in line. False where nobody waits."""
         with self._lock:
-            if self._waiting:
+            if self.wanted:
                 self._waiting.append(call)
                 return True
             return False
@@ -70,21 +71,31 @@ class AckSlots:
     def stay(self) -> bool:
         """For who has a slot and nothing to do: gives it up, unless others wait for its thread. When it stays it comes `back`."""
         with self._lock:
-            if self._waiting or self._staying >= STAYING:
+            if self.wanted or self._staying >= STAYING:
                 return False
             self._staying += 1
             self._taken -= 1
             return True
 
     def back(self) -> None:
-        """Who stayed has a slot again."""
+        """Who stayed has a slot again; waits for one."""
         with self._lock:
             self._staying -= 1
-            self._taken += 1
+        self._come_back()
+
+    def _come_back(self) -> None:
+        with self._lock:
+            if self._taken < SLOTS:
+                self._taken += 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._returning.append(turn)
+        turn.acquire()
 
     @contextlib.contextmanager
     def without(self) -> Iterator[None]:
-        """Within it the caller sleeps for longer, and another has its slot."""
+        """Within it the caller sleeps for longer, and another has its slot. Waits for one behind it."""
         call = self._next()
         if call is not None:
             try:
@@ -95,8 +106,7 @@ class AckSlots:
         try:
             yield
         finally:
-            with self._lock:
-                self._taken += 1
+            self._come_back()
 
     def _start(self, call: Callable[[], None]) -> None:
         """With a slot that is the call's."""
@@ -104,15 +114,22 @@ class AckSlots:
             run_soon(functools.partial(self._work, call))
         except BaseException:
             with self._lock:
-                self._taken -= 1
+                self._give_back()
             raise
 
-    def _next(self) -> Callable[[], None] | None:
-        """The first in line, which has the caller's slot from now on; None = there is none, and the slot is free."""
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
+    def _give_back(self) -> None:
+        """To who waits to come back, if anybody does. Caller holds the lock."""
+        if self._returning:
+            self._returning.popleft().release()
+        else:
             self._taken -= 1
+
+    def _next(self) -> Callable[[], None] | None:
+        """The first in line, which has the caller's slot from now on; None = another has it, or nobody."""
+        with self._lock:
+            if self._waiting and not self._returning:
+                return self._waiting.popleft()
+            self._give_back()
             return None
 
     def _work(self, first: Callable[[], None]) -> None:

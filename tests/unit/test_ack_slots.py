@@ -77,11 +77,43 @@ def test_who_has_nothing_to_do_stays_only_where_nobody_waits(slots: AckSlots) ->
     assert stayed == [True] * STAYING + [False]
     slots.back()
     assert slots.stay()
-    for _ in range(SLOTS):
+    for _ in range(SLOTS - 2):
         slots.back()
     slots.run(lambda: None)
     assert slots.wanted
     assert not slots.stay()
+
+
+@pytest.mark.parametrize("why", ["stayed", "slept"])
+def test_who_comes_back_waits_for_a_slot(slots: AckSlots, why: str) -> None:
+    """He comes before those in line, and no more are at work than there are slots."""
+    busy, away, home = Busy(slots), threading.Event(), threading.Event()
+    back: list[bool] = []
+
+    def goes() -> None:
+        if why == "stayed":
+            assert slots.stay()
+            away.set()
+            assert home.wait(WAIT_S)
+            slots.back()
+        else:
+            with slots.without():
+                away.set()
+                assert home.wait(WAIT_S)
+        back.append(busy.go_on.is_set())
+
+    slots.run(goes)
+    assert away.wait(WAIT_S)
+    for number in range(SLOTS + 2):
+        busy.add(number)
+    eventually(lambda: len(busy.begun) == SLOTS)
+    home.set()
+    eventually(lambda: len(slots._returning) == 1)
+    time.sleep(0.05)
+    assert not back and slots._taken == SLOTS
+    busy.go_on.set()
+    eventually(lambda: len(busy.ended) == SLOTS + 2 and slots._taken == 0)
+    assert back == [True]
 
 
 def test_who_always_has_more_to_do_gives_way(slots: AckSlots) -> None:
