@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { ROUNDS = 64, ROOM_ROUNDS = 8 };
+static const uint64_t look_ns = 5000000; /* so often who waits for another thread looks whether it has found one */
 
 bool ign_store_sealed(const ign_generation *generation)
 {
@@ -181,16 +182,53 @@ void ign_store_leave(ign_store *store, ign_generation *generation)
     errno = kept;
 }
 
+static bool is_current(ign_store *store, const ign_generation *g)
+{
+    pthread_mutex_lock(&store->mutex);
+    bool yes = store->now == g;
+    pthread_mutex_unlock(&store->mutex);
+    return yes;
+}
+
+static void end_search(ign_store *store)
+{
+    atomic_store_explicit(&store->searching, 0, memory_order_seq_cst);
+    store->io->wake(store->io, &store->searching);
+}
+
+/* One thread of a process looks for the next generation, or makes it, and the others wait: each would write again all that is not flushed.
+ * IGN_OK: it is this one's; IGN_EMPTY: it is found; IGN_E_BUSY: not in time. */
+static int begin_search(ign_store *store, const ign_generation *old)
+{
+    ign_store_io *io = store->io;
+    uint64_t began = io->now_ns(io);
+    while (is_current(store, old)) {
+        uint32_t nobody = 0;
+        if (atomic_compare_exchange_strong_explicit(&store->searching, &nobody, 1, memory_order_seq_cst, memory_order_seq_cst)) {
+            if (is_current(store, old))
+                return IGN_OK;
+            end_search(store);
+        } else if (io->now_ns(io) - began >= store->options.busy_after_ns)
+            return IGN_E_BUSY;
+        else
+            io->wait(io, &store->searching, 1, look_ns);
+    }
+    return IGN_EMPTY;
+}
+
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
 {
     ign_generation *g = NULL, *replaced = NULL;
     uint64_t next = old->number + 1;
-    pthread_mutex_lock(&store->mutex);
-    bool current = store->now == old;
-    pthread_mutex_unlock(&store->mutex);
-    int rc = current ? find_generation(store, &g) : IGN_OK;
-    if (rc != IGN_OK)
+    int rc = begin_search(store, old);
+    bool ours = rc == IGN_OK;
+    if (ours)
+        rc = find_generation(store, &g);
+    if (rc < 0) {
+        if (ours)
+            end_search(store);
         return rc;
+    }
     pthread_mutex_lock(&store->mutex);
     if (store->now == old && g != NULL) {
         replaced = store->now;
@@ -199,6 +237,8 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
         g = NULL;
     }
     pthread_mutex_unlock(&store->mutex);
+    if (ours)
+        end_search(store);
     if (replaced != NULL)
         ign_store_leave(store, replaced);
     close_generation(g); /* another thread was quicker */

@@ -274,7 +274,13 @@ static bool is_hollow(const ign_store *store, const ign_generation *g, const ign
 
 static int shrink(ign_store *store, ign_generation *g)
 {
-    uint64_t cut;
+    uint64_t cut, end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
+    /* What is not flushed would be written again: where that is much it is flushed first. */
+    if (end > ign_ctl_durable(g->ctl.head) + store->options.segment_bytes) {
+        int rc = ign_store_flush_to(store, g, end);
+        if (rc != IGN_OK && !ign_store_sealed(g))
+            return rc;
+    }
     ign_store_seal(store, g);
     return ign_store_follow(store, g, &cut);
 }

@@ -55,6 +55,7 @@ struct ign_store {
     unsigned found_at;     /* of these, the last that was looked for */
     uint64_t uses;
     ign_store_lost lost;      /* what IGN_E_LOST was about */
+    _Atomic uint32_t searching; /* a thread of this process looks for the next generation */
     uint64_t lost_generation; /* whose control file failed under us */
     _Atomic uint64_t quiet_end; /* where the log ended when it was last maintained */
     _Atomic uint64_t unread;  /* how often a part of a batch could not be read */

@@ -24,7 +24,7 @@
 
 /* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
  * has. */
-enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2, MOST_AGAIN = 64 << 10, AT_ONCE = 256 << 10 };
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024, LOOKS = 2, MOST_AGAIN = 64 << 10, AT_ONCE = 256 << 10, LOOK_PIECES = 4 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -38,8 +38,16 @@ typedef struct copy {
     int file;
     uint8_t *buffer; /* entries that are written at once, from the position `at` on */
     uint64_t capacity, used, at;
+    uint64_t newest, unlooked; /* the generation that this one is to follow; bytes written since it was looked whether it still is */
     bool began, least; /* `least`: no more room than it takes */
 } copy;
+
+static void look_for_newer(void *arg, const char *name)
+{
+    uint64_t a, b, *newest = arg;
+    if (ign_store_parse_name(name, "control", &a, &b) && a > *newest)
+        *newest = a;
+}
 
 static int begin_segment(copy *c)
 {
@@ -52,12 +60,30 @@ static int begin_segment(copy *c)
     return c->ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }
 
+/* Whoever is second has copied for nothing. Where that is much he leaves off. */
+static int look_for_another(copy *c)
+{
+    uint64_t newest = 0;
+    c->unlooked = 0;
+    int rc = ign_store_error(c->store->io->list(c->store->io, look_for_newer, &newest));
+    return rc != IGN_OK || newest == c->newest ? rc : IGN_E_STALE;
+}
+
 static int write_out(copy *c)
 {
     ign_store_io *io = c->store->io;
-    uint64_t bytes = c->used;
+    uint64_t bytes = c->used, offset = ign_segment_offset(&c->segment, c->at), piece = c->store->options.piece_bytes;
+    int rc = IGN_OK;
     c->used = 0;
-    return bytes == 0 ? IGN_OK : ign_store_error(io->write(io, c->file, c->buffer, (size_t)bytes, ign_segment_offset(&c->segment, c->at)));
+    for (uint64_t done = 0; rc == IGN_OK && done < bytes;) {
+        uint64_t part = bytes - done < piece ? bytes - done : piece;
+        rc = ign_store_error(io->write(io, c->file, c->buffer + done, (size_t)part, offset + done));
+        done += part;
+        c->unlooked += part;
+        if (rc == IGN_OK && c->unlooked > LOOK_PIECES * piece)
+            rc = look_for_another(c);
+    }
+    return rc;
 }
 
 static int write_entry(copy *c, uint8_t type, const uint8_t *payload, uint32_t bytes, uint64_t position, uint64_t durable)
@@ -225,13 +251,6 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl)
     return IGN_OK;
 }
 
-static void look_for_newer(void *arg, const char *name)
-{
-    uint64_t a, b, *newest = arg;
-    if (ign_store_parse_name(name, "control", &a, &b) && a > *newest)
-        *newest = a;
-}
-
 /* The temporary name of a control file is there. Who sweeps behind a newer one that is published from now on removes it, before any name that it
  * could get is free again; one that is there already is seen here. So nobody gives a name away twice, however long he was away. */
 static int still_newest(ign_store *store, uint64_t known)
@@ -297,7 +316,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     int rc = ign_chain_read(store, &chain);
     char control[IGN_STORE_NAME_MAX], log[IGN_STORE_NAME_MAX], name[IGN_STORE_NAME_MAX];
     uint64_t generation = chain.newest_generation + 1, instance = io->random(io);
-    copy c = {.store = store, .ctl = &made->ctl, .file = -1, .least = least,
+    copy c = {.store = store, .ctl = &made->ctl, .file = -1, .newest = newest, .least = least,
               .segment = {.generation = generation, .number = 1, .store = chain.store != 0 ? chain.store : io->random(io) | 1}};
     bool created = false, published = false;
     ign_store_file_name(control, "tmp-control", generation, instance);

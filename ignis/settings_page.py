@@ -21,7 +21,12 @@ EMBEDDED_OPTIONS = (
         "1,048,576 to 70,368,744,177,664",
         "most living bytes of each durability; loads over it are refused",
     ),
-    ("write_timeout_s", "30", "0.01 to 3,600", "longest wait for the store's lock, and for recovery when it is opened"),
+    (
+        "write_timeout_s",
+        "30",
+        "0.01 to 3,600",
+        "longest wait for the store's lock, and for recovery by others or at opening",
+    ),
     ("create", "True", "", "make the directory when there is none"),
 )
 """Of `ignis.storage.embedded.options.StoreOptions`, for the page: name, default, range, what it does."""

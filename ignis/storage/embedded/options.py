@@ -27,7 +27,7 @@ class StoreOptions:
         sync_interval_ms: how long an acknowledged message of durability ``interval`` may be unsafe in a power cut.
         max_store_bytes: limit of the living bytes of each durability class. Loads over it are refused; deletes, claims and
             transfers go on.
-        write_timeout_s: longest wait for the writer lock and for recovery at open, seconds.
+        write_timeout_s: longest wait for the writer lock, and for recovery by another thread or at open, seconds.
         create: make the directory when there is none; otherwise StoreUnreachableError.
     """
 
