@@ -190,8 +190,9 @@ static bool is_current(ign_store *store, const ign_generation *g)
     return yes;
 }
 
-static void end_search(ign_store *store)
+void ign_store_end_search(ign_store *store)
 {
+    ign_landing_searches(false);
     atomic_store_explicit(&store->searching, 0, memory_order_seq_cst);
     store->io->wake(store->io, &store->searching);
 }
@@ -204,10 +205,14 @@ static int begin_search(ign_store *store, const ign_generation *old)
     uint64_t began = io->now_ns(io);
     while (is_current(store, old)) {
         uint32_t nobody = 0;
+#ifdef IGN_MUTANT_MADE_BY_EACH
+        return IGN_OK;
+#endif
         if (atomic_compare_exchange_strong_explicit(&store->searching, &nobody, 1, memory_order_seq_cst, memory_order_seq_cst)) {
+            ign_landing_searches(true);
             if (is_current(store, old))
                 return IGN_OK;
-            end_search(store);
+            ign_store_end_search(store);
         } else if (io->now_ns(io) - began >= store->options.busy_after_ns)
             return IGN_E_BUSY;
         else
@@ -226,7 +231,7 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
         rc = find_generation(store, &g);
     if (rc < 0) {
         if (ours)
-            end_search(store);
+            ign_store_end_search(store);
         return rc;
     }
     pthread_mutex_lock(&store->mutex);
@@ -238,7 +243,7 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
     }
     pthread_mutex_unlock(&store->mutex);
     if (ours)
-        end_search(store);
+        ign_store_end_search(store);
     if (replaced != NULL)
         ign_store_leave(store, replaced);
     close_generation(g); /* another thread was quicker */

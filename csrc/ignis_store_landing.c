@@ -6,7 +6,7 @@
 #include <string.h>
 
 static _Thread_local ign_landing *volatile landing;
-static _Thread_local volatile bool writing;
+static _Thread_local volatile bool writing, searching;
 
 void ign_landing_begin(ign_landing *here, const ign_store *store)
 {
@@ -57,6 +57,11 @@ void ign_landing_writes(bool begins)
     writing = begins;
 }
 
+void ign_landing_searches(bool begins)
+{
+    searching = begins;
+}
+
 int ign_landing_fell(ign_store *store)
 {
     sigset_t bus;
@@ -73,6 +78,10 @@ int ign_landing_fell(ign_store *store)
     for (unsigned i = 0; here != NULL && i < sizeof here->entered / sizeof here->entered[0]; i++)
         if (here->entered[i] != NULL)
             ign_store_leave(store, here->entered[i]);
+#ifndef IGN_MUTANT_SEARCH_STAYS
+    if (searching)
+        ign_store_end_search(store);
+#endif
     bool in_doubt = writing;
     writing = false;
     errno = EIO;

@@ -70,6 +70,8 @@ struct ign_store {
 
 /* ignis_store_landing.c: this thread begins or ends to write an entry. */
 void ign_landing_writes(bool begins);
+/* Whether this thread looks for the next generation: behind a fall it does not. */
+void ign_landing_searches(bool begins);
 
 /* A file name with its kind's two numbers. */
 void ign_store_file_name(char name[IGN_STORE_NAME_MAX], const char *kind, uint64_t a, uint64_t b);
@@ -83,6 +85,7 @@ void ign_store_ring_head(ign_store *store, ign_ctl_head *head);           /* who
 void ign_store_leave(ign_store *store, ign_generation *generation);
 /* `old` is sealed: makes or joins a later one. *cut: where the one behind `old` began; UINT64_MAX when not known. */
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut);
+void ign_store_end_search(ign_store *store); /* for the others of this process */
 void ign_store_seal(ign_store *store, ign_generation *generation);
 bool ign_store_sealed(const ign_generation *generation);
 bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word);

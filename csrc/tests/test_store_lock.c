@@ -165,7 +165,100 @@ static void slow_flush_of_the_last(void)
     large_beside_small(false, true);
 }
 
+/* -- the next generation ----------------------------------------------------------------------------------------------------------- */
+
+enum { THREADS = 4 };
+static _Atomic unsigned begun, made; /* threads that are about to load; logs of new generations */
+static _Atomic bool falls;
+
+static bool all_begun(uint64_t arg)
+{
+    (void)arg;
+    return atomic_load(&begun) == THREADS;
+}
+
+static int list_late(ign_store_io *io, ign_store_name_fn *each, void *arg)
+{
+    if (atomic_exchange(&falls, false))
+        ign_landing_leave(); /* as if the control file were cut under its mapping just here */
+    until("all threads are there", all_begun, 0);
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* to where they find that the generation has ended */
+    return real.list(io, each, arg);
+}
+
+static int open_and_count(ign_store_io *io, const char *name, bool create, int *file)
+{
+    atomic_fetch_add(&made, create && strncmp(name, "tmp-log", 7) == 0);
+    return real.open(io, name, create, file);
+}
+
+static void *load_one(void *arg)
+{
+    neighbour *n = arg;
+    uint8_t batch[4096];
+    atomic_fetch_add(&begun, 1);
+    load(n->store, n->m, batch, batch_make(batch, 3, 100, 24));
+    return NULL;
+}
+
+static ign_store *sealed_store(ign_store_io *io, neighbour *n)
+{
+    static const ign_store_options bounded = {.segment_bytes = 1 << 18, .control_reserve = 1 << 27, .busy_after_ns = 30 * S};
+    ign_store_mark mark;
+    ign_generation *g;
+    real = *io;
+    CHECK_EQ(ign_store_open(&n->store, io, &bounded), IGN_OK);
+    CHECK_EQ(ign_store_declare(n->store, "m", 1, 0, &n->m, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_enter(n->store, &g), IGN_OK);
+    ign_store_seal(n->store, g);
+    ign_store_leave(n->store, g);
+    atomic_store(&made, 0);
+    return n->store;
+}
+
+/* Of a process that finds its generation ended one thread makes the next. */
+static void made_once(void)
+{
+    ign_store_io *io = store_dir_open();
+    neighbour n;
+    ign_store *store = sealed_store(io, &n);
+    pthread_t threads[THREADS];
+    atomic_store(&begun, 0);
+    io->list = list_late;
+    io->open = open_and_count;
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, load_one, &n), 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_EQ(atomic_load(&made), 1);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, n.m, 0, &shard), IGN_OK);
+    CHECK_EQ(shard.living, 3 * THREADS);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+/* One that falls out of making it keeps nobody else from it. */
+static void one_that_falls(void)
+{
+    ign_store_io *io = store_dir_open();
+    neighbour n;
+    ign_store *store = sealed_store(io, &n);
+    uint8_t batch[4096];
+    ign_store_mark mark;
+    ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 3, 100, 24)};
+    atomic_store(&begun, THREADS);
+    atomic_store(&falls, true);
+    io->list = list_late;
+    CHECK_EQ(ign_store_load(store, n.m, &part, 1, NULL, &mark), IGN_E_IO);
+    CHECK_EQ(ign_store_load(store, n.m, &part, 1, NULL, &mark), IGN_OK);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 MAIN("store_lock", {
     RUN(slow_write);
     RUN(slow_flush_of_the_last);
+    RUN(made_once);
+    RUN(one_that_falls);
 })
