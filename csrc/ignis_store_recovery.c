@@ -60,13 +60,14 @@ static int begin_segment(copy *c)
     return c->ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }
 
-/* Whoever is second has copied for nothing. Where that is much he leaves off. */
-static int look_for_another(copy *c)
+static int still_newest(ign_store *store, uint64_t known)
 {
     uint64_t newest = 0;
-    c->unlooked = 0;
-    int rc = ign_store_error(c->store->io->list(c->store->io, look_for_newer, &newest));
-    return rc != IGN_OK || newest == c->newest ? rc : IGN_E_STALE;
+#ifdef IGN_MUTANT_NAME_GIVEN_AGAIN
+    return IGN_OK;
+#endif
+    int rc = ign_store_error(store->io->list(store->io, look_for_newer, &newest));
+    return rc != IGN_OK || newest == known ? rc : IGN_E_STALE;
 }
 
 static int write_out(copy *c)
@@ -80,8 +81,10 @@ static int write_out(copy *c)
         rc = ign_store_error(io->write(io, c->file, c->buffer + done, (size_t)part, offset + done));
         done += part;
         c->unlooked += part;
-        if (rc == IGN_OK && c->unlooked > LOOK_PIECES * piece)
-            rc = look_for_another(c);
+        if (rc == IGN_OK && c->unlooked > LOOK_PIECES * piece) { /* whoever is second copies for nothing */
+            rc = still_newest(c->store, c->newest);
+            c->unlooked = 0;
+        }
     }
     return rc;
 }
@@ -251,18 +254,6 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl)
     return IGN_OK;
 }
 
-/* The temporary name of a control file is there. Who sweeps behind a newer one that is published from now on removes it, before any name that it
- * could get is free again; one that is there already is seen here. So nobody gives a name away twice, however long he was away. */
-static int still_newest(ign_store *store, uint64_t known)
-{
-    uint64_t newest = 0;
-#ifdef IGN_MUTANT_NAME_GIVEN_AGAIN
-    return IGN_OK;
-#endif
-    int rc = ign_store_error(store->io->list(store->io, look_for_newer, &newest));
-    return rc != IGN_OK || newest == known ? rc : IGN_E_STALE;
-}
-
 /* Whoever was away for long may find the name free, because it was given, followed and removed meanwhile. */
 static int check_newest(ign_store *store, ign_ctl *ctl, const char *name)
 {
@@ -338,6 +329,8 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     }
     if (created) /* held by who makes it, and then by who lives in it */
         rc = ign_store_error(io->lock(io, made->ctl.file, 0));
+    /* The temporary name of a control file is there. Who sweeps behind a newer one that is published from now on removes it, before any name that it
+     * could get is free again; one that is there already is seen here. So nobody gives a name away twice, however long he was away. */
     if (rc == IGN_OK && created)
         rc = still_newest(store, newest);
     if (rc == IGN_OK && created) {
