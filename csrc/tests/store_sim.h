@@ -14,27 +14,36 @@
 #define IGNIS_TEST_STORE_SIM_H
 
 #include "check.h"
+#include "sim_heap.h"
 
 #include "../ignis_store_io.h"
 
 #include <errno.h>
+#include <setjmp.h>
 #include <string.h>
 #include <ucontext.h>
 
 enum {
-    SIM_SECTOR = 512, SIM_FILES = 192, SIM_BYTES = 1 << 19, SIM_NAMES = 96, SIM_OPS = 256, SIM_DESCRIPTORS = 256,
+    SIM_SECTOR = 512, SIM_PAGE = 4096, SIM_FILES = 192, SIM_BYTES = 1 << 19, SIM_NAMES = 96, SIM_OPS = 256, SIM_DESCRIPTORS = 256,
     SIM_PROCESSES = 4, SIM_BYSTANDER = 3, /* is never killed or stopped */
     SIM_STACK = 1 << 18, SIM_LOCKS = 64,
 };
 
 typedef struct sim_file {
     bool used;
-    uint8_t *cache, *disk;
+    uint8_t *cache, *disk;          /* NULL: nobody can reach this one any more */
     uint64_t size, disk_size, high; /* `high`: no byte beyond it was ever written */
     uint8_t dirty[SIM_BYTES / SIM_SECTOR];
     uint32_t errors, told;
     unsigned mapped;
+    bool stored_to; /* it was mapped: anything within its size may have been stored to */
 } sim_file;
+
+/* Memory of files that are gone, all zero: the next file takes what was used last, which the processor still has in its caches. */
+typedef struct sim_memory {
+    uint8_t cache[SIM_BYTES], disk[SIM_BYTES]; /* first: as aligned as the whole is, and mapped as it lies */
+    struct sim_memory *next;
+} sim_memory;
 
 typedef struct sim_name {
     char name[IGN_STORE_NAME_MAX];
@@ -60,6 +69,8 @@ typedef struct sim_process {
     uint32_t seen;
     void (*body)(int process, ign_store_io *io);
     ucontext_t context;
+    jmp_buf at;
+    bool begun;
     uint8_t *stack;
 } sim_process;
 
@@ -77,12 +88,14 @@ typedef struct sim_plan {
 
 typedef struct sim {
     sim_file files[SIM_FILES];
+    sim_memory *memory;
     sim_name names[SIM_NAMES], disk_names[SIM_NAMES];
     struct { char name[IGN_STORE_NAME_MAX]; int file; } ops[SIM_OPS]; /* changes of names that are not flushed */
     unsigned op_count;
     sim_descriptor descriptors[SIM_DESCRIPTORS];
     sim_process processes[SIM_PROCESSES];
     ucontext_t ground;
+    jmp_buf ground_at;
     sim_process *now;
     uint64_t clock, steps, random_state;
     sim_plan plan;
@@ -119,10 +132,40 @@ static inline void sim_release(int process)
             machine.descriptors[i].used = false;
 }
 
+/* swapcontext asks the kernel for the mask of signals, twice a switch, which was a third of a crash; a jump between stacks that are there does not.
+ * The sanitizers know the former alone. */
 static inline void sim_yield(void)
 {
     sim_process *p = machine.now;
+#ifdef SIM_SANITIZED
     swapcontext(&p->context, &machine.ground);
+#else
+    if (setjmp(p->at) == 0)
+        longjmp(machine.ground_at, 1);
+#endif
+}
+
+static inline void sim_jump_to(sim_process *p)
+{
+#ifdef SIM_SANITIZED
+    swapcontext(&machine.ground, &p->context);
+#else
+    if (setjmp(machine.ground_at) != 0)
+        return;
+    if (p->begun)
+        longjmp(p->at, 1);
+    p->begun = true;
+    setcontext(&p->context);
+#endif
+}
+
+/* Lets one go on, until it yields. */
+static inline void sim_go_on(sim_process *p)
+{
+    machine.now = p;
+    sim_heap_marks = true;
+    sim_jump_to(p);
+    sim_heap_marks = false;
 }
 
 static void sim_step(ign_store_io *io)
@@ -199,8 +242,7 @@ static inline void sim_run(int count)
         }
         sim_process *p = &machine.processes[ready[sim_below((uint64_t)found)]];
         p->word = NULL;
-        machine.now = p;
-        swapcontext(&machine.ground, &p->context);
+        sim_go_on(p);
         if (p->fate == SIM_KILLED) {
             sim_release(p->number);
             if (machine.plan.restarts != 0) {
@@ -220,6 +262,7 @@ static inline void sim_start(int process, void (*body)(int process, ign_store_io
     p->body = body;
     p->fate = SIM_READY;
     p->word = NULL;
+    p->begun = false;
     getcontext(&p->context);
     p->context.uc_stack = (stack_t){.ss_sp = p->stack, .ss_size = SIM_STACK};
     p->context.uc_link = NULL;
@@ -259,43 +302,72 @@ static inline void sim_note_name(const char *name, int file)
     machine.ops[machine.op_count++].file = file;
 }
 
-static inline void sim_collect(void)
+/* How much of a file may be something else than zero. */
+static inline uint64_t sim_span(const sim_file *f)
 {
+    uint64_t size = f->size > f->disk_size ? f->size : f->disk_size;
+    size = (size + SIM_SECTOR - 1) / SIM_SECTOR * SIM_SECTOR;
+    return !f->stored_to || size < f->high ? f->high : size < SIM_BYTES ? size : SIM_BYTES;
+}
+
+static inline void sim_give_back(sim_file *f)
+{
+    if (f->cache == NULL)
+        return;
+    sim_memory *memory = (sim_memory *)(void *)f->cache;
+    memset(f->cache, 0, sim_span(f));
+    memset(f->disk, 0, sim_span(f));
+    f->cache = f->disk = NULL;
+    memory->next = machine.memory;
+    machine.memory = memory;
+}
+
+/* Takes back the memory of files that nobody can reach; with `numbers` their numbers as well. */
+static inline void sim_collect(bool numbers)
+{
+    bool needed[SIM_FILES];
+    for (int f = 0; f < SIM_FILES; f++)
+        needed[f] = machine.files[f].mapped > 0;
+    for (int i = 0; i < SIM_NAMES; i++) {
+        if (machine.names[i].file >= 0)
+            needed[machine.names[i].file] = true;
+        if (machine.disk_names[i].file >= 0)
+            needed[machine.disk_names[i].file] = true;
+    }
+    for (unsigned i = 0; i < machine.op_count; i++)
+        if (machine.ops[i].file >= 0)
+            needed[machine.ops[i].file] = true;
+    for (int i = 0; i < SIM_DESCRIPTORS; i++)
+        if (machine.descriptors[i].used)
+            needed[machine.descriptors[i].file] = true;
     for (int f = 0; f < SIM_FILES; f++) {
-        bool needed = machine.files[f].mapped > 0;
-        for (int i = 0; i < SIM_NAMES; i++)
-            needed = needed || machine.names[i].file == f || machine.disk_names[i].file == f;
-        for (unsigned i = 0; i < machine.op_count; i++)
-            needed = needed || machine.ops[i].file == f;
-        for (int i = 0; i < SIM_DESCRIPTORS; i++)
-            needed = needed || (machine.descriptors[i].used && machine.descriptors[i].file == f);
-        if (!needed)
+        if (needed[f])
+            continue;
+        sim_give_back(&machine.files[f]);
+        if (numbers)
             machine.files[f].used = false;
     }
 }
 
 static inline int sim_new_file(void)
 {
+    if (machine.memory == NULL)
+        sim_collect(false);
+    if (machine.memory == NULL) {
+        machine.memory = aligned_alloc(SIM_PAGE, (sizeof *machine.memory + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE);
+        CHECK(machine.memory != NULL);
+        memset(machine.memory, 0, sizeof *machine.memory);
+    }
     for (int round = 0; round < 2; round++) {
         for (int f = 0; f < SIM_FILES; f++) {
-            sim_file *file = &machine.files[f];
-            if (file->used)
+            if (machine.files[f].used)
                 continue;
-            if (file->cache == NULL) {
-                file->cache = calloc(1, SIM_BYTES);
-                file->disk = calloc(1, SIM_BYTES);
-                CHECK(file->cache != NULL && file->disk != NULL);
-            } else {
-                memset(file->cache, 0, file->high);
-                memset(file->disk, 0, file->high);
-            }
-            memset(file->dirty, 0, sizeof file->dirty);
-            file->size = file->disk_size = file->high = 0;
-            file->errors = file->told = file->mapped = 0;
-            file->used = true;
+            sim_memory *memory = machine.memory;
+            machine.memory = memory->next;
+            machine.files[f] = (sim_file){.used = true, .cache = memory->cache, .disk = memory->disk};
             return f;
         }
-        sim_collect();
+        sim_collect(true);
     }
     CHECK(false && "room for another file");
     return -1;
@@ -501,7 +573,7 @@ static int sim_map(ign_store_io *io, int file, uint64_t reserve, void **memory)
     sim_file *f = sim_file_of(file);
     CHECK(reserve <= SIM_BYTES);
     f->mapped++;
-    f->high = SIM_BYTES; /* anything may be stored to */
+    f->stored_to = true;
     *memory = f->cache;
     return 0;
 }
@@ -574,8 +646,11 @@ static void sim_wake(ign_store_io *io, _Atomic uint32_t *word)
 /* A machine with an empty disk. */
 static inline void sim_begin(uint64_t seed)
 {
-    for (int i = 0; i < SIM_FILES; i++)
+    for (int i = 0; i < SIM_FILES; i++) {
+        sim_give_back(&machine.files[i]);
         machine.files[i].used = false;
+    }
+    sim_heap_clear();
     for (int i = 0; i < SIM_NAMES; i++)
         machine.names[i].file = machine.disk_names[i].file = -1;
     memset(machine.descriptors, 0, sizeof machine.descriptors);
@@ -620,12 +695,13 @@ static inline void sim_power_cut(uint64_t (*draw)(uint64_t n))
         sim_set_name(machine.disk_names, machine.ops[i].name, machine.ops[i].file);
     machine.op_count = 0;
     memcpy(machine.names, machine.disk_names, sizeof machine.names);
-    sim_collect();
+    sim_collect(true);
     for (int i = 0; i < SIM_FILES; i++) {
         sim_file *f = &machine.files[i];
         if (!f->used)
             continue;
         f->errors = f->told = 0;
+        uint64_t span = sim_span(f); /* of the size that it has now */
         for (uint64_t s = 0; s * SIM_SECTOR < f->high; s++) {
             uint8_t *disk = f->disk + s * SIM_SECTOR, *cache = f->cache + s * SIM_SECTOR;
             if (f->dirty[s] && memcmp(disk, cache, SIM_SECTOR) != 0) {
@@ -638,8 +714,8 @@ static inline void sim_power_cut(uint64_t (*draw)(uint64_t n))
         if (f->size != f->disk_size)
             f->disk_size = draw(2) == 0 ? f->disk_size : f->size;
         f->size = f->disk_size;
-        memset(f->disk + f->size, 0, f->high > f->size ? f->high - f->size : 0);
-        memcpy(f->cache, f->disk, f->high);
+        memset(f->disk + f->size, 0, span > f->size ? span - f->size : 0);
+        memcpy(f->cache, f->disk, span);
     }
 }
 
