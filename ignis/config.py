@@ -684,7 +684,8 @@ class BrokerSettings(_Settings):
     )
     max_unread_bytes: int = _setting(
         256 << 20,
-        "bytes of answers and deliveries that all connections may leave unread; above it each may leave little",
+        "bytes of answers and deliveries that all connections may leave unread; above it each may leave little, above twice "
+        "of it each user no more than an equal part",
         1 << 16,
         1 << 40,
     )

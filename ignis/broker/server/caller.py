@@ -31,6 +31,11 @@ class Caller(Peer, Protocol):
     def shares_with(self) -> str:
         """Whose turns it takes: its user's, or its network's."""
 
+    @property
+    def held_back(self) -> bool:
+        """Whether its user is given no record more for now, though this connection may have read all that it was given. From any
+        thread."""
+
     def subscribed_to(self, payload: bytes) -> str | None:
         """The magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises
         BadRequestError."""

@@ -39,6 +39,8 @@ _LONG_BYTES = 1 << 20
 _CROWDED_BYTES = 65_536
 """Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"
+_PUT_OFF = Exception()
+"""Stands for the reply to a request for which what its user has not read leaves no room yet. Nobody is sent it."""
 
 
 class RequestQueue:
@@ -108,7 +110,9 @@ class RequestQueue:
 
         def call(request: Request) -> tuple[Request, int, Reply | BaseException]:
             try:
-                return request, asked.bound, finish_fire(asked, begun)
+                reply = finish_fire(asked, begun)
+                self._unread.made_in_thread(reply.nbytes)
+                return request, asked.bound, reply
             except Exception as exc:
                 return request, asked.bound, exc
 
@@ -149,7 +153,7 @@ class RequestQueue:
         session, unread = self._session, self._unread
         while self._waiting and self._running < _MOST_CALLS and not session.over_outbound():
             bulky = self._waiting[0].command in BULKY
-            if bulky and self._bulky >= (1 if unread.crowded else _MOST_BULKY):
+            if bulky and (self._bulky >= (1 if unread.crowded else _MOST_BULKY) or session.held_back):
                 return
             looks = self._waiting[0].command in LOOKS
             if looks and self._looks >= _MOST_LOOKS:
@@ -185,12 +189,16 @@ class RequestQueue:
         application = session.application
         assert application is not None
         try:
+            if request.command in BULKY and (session.held_back or self._unread.behind):
+                return request, room, _PUT_OFF  # it was not so when it was given to the threads
             if session.closed and request.command in LOOKS:
                 raise ClosedError("the connection is gone")  # nobody reads the answer
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
-            return request, room, call(Asked(application, session.principal, session.owner, request.payload, room))
+            reply = call(Asked(application, session.principal, session.owner, request.payload, room))
+            self._unread.made_in_thread(reply.nbytes)
+            return request, room, reply
         except Exception as exc:
             return request, room, exc
 
@@ -201,10 +209,15 @@ class RequestQueue:
         self._count_call(-1)
         self._bulky -= request.command in BULKY
         self._looks -= request.command in LOOKS
+        if reply is _PUT_OFF and not session.closed:
+            self._unread.made(room, 0)
+            self._waiting.appendleft(request)
+            self.run()
+            return
         self._count(-len(request.payload))
         if self._bytes <= self._allowed_bytes() // 2:
             session.resume(_REASON)
-        self._unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes)
+        self._unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes, in_thread=True)
         if isinstance(reply, BaseException):
             session.refuse(request.request_id, reply)
         else:

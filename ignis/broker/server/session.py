@@ -133,7 +133,7 @@ class Session(Connection):
     def takes_deliveries(self) -> bool:
         if self.closed or self._closing:
             return False
-        self._starved = self._paused_writing or self.over_outbound()
+        self._starved = self._paused_writing or self.over_outbound() or self.held_back
         return not self._starved
 
     # -- transport
@@ -220,6 +220,11 @@ class Session(Connection):
     @property
     def shares_with(self) -> str:
         return self.visitor.holder or self.visitor.network
+
+    @property
+    def held_back(self) -> bool:
+        held_back = self._unread.held_back
+        return bool(held_back) and self.shares_with in held_back
 
     def carry_out(self, request: Request) -> None:
         command = request.command

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import importlib
 import logging
@@ -608,6 +609,56 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
             wire.close()
         eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.crowded))
         eventually(lambda: len(client.ask(store_requests.scan("q", {}, 100, False))[0]) == 100)
+
+
+_ONE_RECORD: dict[str, tuple[Command, bytes]] = {
+    "scan": (Command.SCAN, pack(["q", {}, 1, False])),
+    "peek": (Command.PEEK, pack(["q"]) + pack_pointers({0: range(1, 2)})),
+    "fire": (Command.FIRE, pack(["q", 1, "me", None, 1 << 30])),
+    "consume": (Command.CONSUME, pack(["q", 1, 60_000, 1 << 30])),
+    "subscribe": (Command.SUBSCRIBE, pack(Subscribe("q", 1))),
+}
+"""Requests that are answered with a record, however large it is."""
+
+
+def _reads_a_record(wire: Wire, size: int) -> bool:
+    command, _, payload = wire.receive()
+    if command == Command.RESULT and len(payload) < size:  # that it is subscribed
+        command, _, payload = wire.receive()
+    return command != Command.ERROR and len(payload) > size
+
+
+@pytest.mark.parametrize("how", _ONE_RECORD)
+def test_large_records_that_nobody_reads_are_bounded(memory_url: str, how: str) -> None:
+    """Each of a user's connections has read everything, and is given a record of 8 MiB: together they are given four or so where
+    4 MiB may be left unread in all. Another user is served meanwhile, and they are when they are read."""
+    size, limit, count = 8 << 20, 4 << 20, 24
+    settings = {"max_unread_bytes": limit, "store_threads": 2, "write_timeout_s": 3_600, "drain_timeout_s": 0}
+    users = Users(greedy=["all:*"], good=["all:*"])
+    with (
+        running(memory_url, settings=settings, authenticator=users) as broker,
+        broker.client(user="good") as client,
+        contextlib.ExitStack() as stack,
+    ):
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(count + 1):
+            client.ask(requests.send("q", encode_record(bytes(size))))
+        greedy = [stack.enter_context(Wire(broker.port)) for _ in range(count)]
+        for number, wire in enumerate(greedy):
+            wire.greet(user="greedy", instance=f"greedy{number}")
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        for wire in greedy:
+            wire.send(_ONE_RECORD[how][0], 10, _ONE_RECORD[how][1])
+        eventually(lambda: broker.on_loop(lambda: bool(broker.broker.context.unread.held_back)))
+        most = 0
+        for _ in range(20):
+            most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
+            assert client.ask(store_requests.scan("q", {}, 1, False))[0]
+        # One record for each thread that makes an answer, and for each user.
+        assert 2 * limit < most <= 2 * limit + 4 * size
+        with concurrent.futures.ThreadPoolExecutor(count) as readers:  # who was given nothing waits for others who read
+            assert all(readers.map(lambda wire: _reads_a_record(wire, size), greedy))
+        eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.held_back))
 
 
 def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
