@@ -18,6 +18,7 @@ from bench.store import measure, peers_of, started
 from bench.tables import console, latency_table
 
 RATE = 1_000
+AWAKE_US = 5_000  # of `consumer.spin_us`: longer than the time between two messages
 _WARM_UP = RATE
 _STAMP = struct.Struct("<q")
 _HEAD_START_S = 1.0
@@ -71,9 +72,11 @@ def consume(gate: Gate, peer: Peer, count: int, timeout_s: float) -> tuple[list[
 
 
 def listeners(durability: str) -> list[Peer]:
-    """The peers of a class that wake a waiting consumer; ignis with both ways of publishing, and with coroutines as handlers."""
+    """The peers of a class that wake a waiting consumer; ignis with both ways of publishing, with coroutines as handlers, and
+    with a consumer that does not sleep between two messages."""
     return [
         IgnisEmbedded(durability, pool="async"),
+        IgnisEmbedded(durability, spin_us=AWAKE_US),
         *(
             peer
             for peer in peers_of(durability)

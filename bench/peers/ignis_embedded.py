@@ -19,19 +19,27 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class IgnisEmbedded(Peer):
-    """``via`` is how batches are published ("publish_many", "publisher"), ``pool`` where handlers run."""
+    """``via`` is how batches are published ("publish_many", "publisher"), ``pool`` where handlers run, ``spin_us`` how
+    long a consumer looks at an empty queue before it sleeps."""
 
     how_publish = "queue.publish"
     can_listen = True
     can_delay = True
 
     def __init__(
-        self, durability: str = SYNC, *, via: str = "publish_many", pool: str = "thread", concurrency: int = 1
+        self,
+        durability: str = SYNC,
+        *,
+        via: str = "publish_many",
+        pool: str = "thread",
+        concurrency: int = 1,
+        spin_us: int = 0,
     ) -> None:
         self.durability = durability
-        self.via, self.pool, self.concurrency = via, pool, concurrency
+        self.via, self.pool, self.concurrency, self.spin_us = via, pool, concurrency, spin_us
         words = ["publisher"] if via == "publisher" else []
         words += {"process": ["process pool"], "async": ["coroutines"]}.get(pool, [])
+        words += [f"spin_us={spin_us}"] if spin_us else []
         self.name = ", ".join(["ignis", *words])
         self.how_batch = (
             "queue.publisher(): send each, flush at the end of the run" if via == "publisher" else "queue.publish_many"
@@ -67,7 +75,7 @@ class IgnisSession(Session):
             self.app: Any = ignis_handlers.app
             self.queue: Any = ignis_handlers.queue
         else:
-            self.app = Ignis(peer.url)
+            self.app = Ignis(peer.url, consumer={"spin_us": peer.spin_us})
             self.queue = self.app.queue(QUEUE, bytes, shards=SHARDS, durability=peer.durability)
             handler = self._on_message_async if peer.pool == "async" else self._on_message
             self.queue.handler(concurrency=peer.concurrency, pool=peer.pool)(handler)
