@@ -34,9 +34,10 @@ from ignis.errors import (
 )
 from ignis.hooks import call_user_code, log_safely
 from ignis.log_format import event_text
+from ignis.log_limit import LogLimit
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
-from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
+from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, ThreadBell, shard_for_key
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
 from ignis.stacks import start_thread
@@ -126,7 +127,9 @@ class Publisher(Generic[M]):
         self._taken = 0
         """Messages that the flusher has taken out of the ring, and neither handed on nor accounted for."""
         self._ended: ClosedError | None = None  # why the flusher is gone before `close`
-        self._hurry = threading.Event()
+        # Not an Event: that is Python, and an interrupt in the middle of its `set` leaves its lock taken for ever.
+        self._hurry = ThreadBell()
+        self._refusals = LogLimit()
         self._awaited = 0  # the last message that somebody waits for: up to there no lingering
         self._flusher: threading.Thread | None = self._start_flusher()
         at_exit(_flush_at_exit)
@@ -284,7 +287,7 @@ class Publisher(Generic[M]):
 
     def _press(self) -> None:
         self._awaited = self._outbox.sent
-        self._hurry.set()
+        self._hurry.ring()
 
     async def aflush(self, timeout: float | None = None) -> None:
         """`flush` off the event loop."""
@@ -460,7 +463,7 @@ class Publisher(Generic[M]):
             if settings.linger_s:
                 while under_way:
                     self._finish(under_way)
-                self._hurry.clear()
+                self._hurry.silence()
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
 
@@ -519,14 +522,15 @@ class Publisher(Generic[M]):
             error = self._error_of(count, exc)
         self._account(count, error)
         with contextlib.suppress(MemoryError):
-            log_safely(
-                log,
-                logging.ERROR,
-                event_text("publish_failed", "%d buffered message(s) for %s failed: %s"),
-                count,
-                self._magazine.name,
-                error,
-            )
+            if told := self._refusals.due("", count):  # a store that is full refuses each batch
+                log_safely(
+                    log,
+                    logging.ERROR,
+                    event_text("publish_failed", "%d buffered message(s) for %s failed: %s"),
+                    told,
+                    self._magazine.name,
+                    error,
+                )
 
     def _error_of(self, count: int, exc: BaseException) -> BaseException:
         """What the receipts raise."""

@@ -55,7 +55,7 @@ class WorkThreads(Threads[_Call], Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more calls. ``wait``: until those are made that were submitted before."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             if cancel_futures:
                 while self._calls:

@@ -45,7 +45,9 @@ class Threads(abc.ABC, Generic[T]):
     def __init__(self, name: str, most: int | None = None) -> None:
         self._name = name
         self._most = most
-        self._changed = threading.Condition()
+        # Entered by its lock: entering a Condition is a function of Python, and an interrupt in it leaves the lock taken.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._calls: deque[T] = deque()
         self._threads: list[threading.Thread] = []
         self._starting = 0
@@ -64,7 +66,7 @@ class Threads(abc.ABC, Generic[T]):
 
     def _add(self, call: T) -> None:
         """Raises RuntimeError when there is no thread and none can be started, and when it is closed: it is not made then."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._calls.append(call)
@@ -81,7 +83,7 @@ class Threads(abc.ABC, Generic[T]):
                 name = f"{self._name}{next(self._made)}"
                 start_thread(threading.Thread(target=self._run, name=name, daemon=True))
             except BaseException as exc:
-                with self._changed:
+                with self._lock:
                     self._starting = max(0, self._starting - wanted)
                     if isinstance(exc, RuntimeError) and self._threads:
                         return  # the next of the others that is free takes it, or a thread that the next call starts
@@ -98,7 +100,7 @@ class Threads(abc.ABC, Generic[T]):
             # What is out of memory for a moment must not end a thread that others count on.
             try:
                 if not counted:
-                    with self._changed:
+                    with self._lock:
                         self._threads.append(thread)
                         self._starting = max(0, self._starting - 1)
                         counted = True
@@ -111,7 +113,7 @@ class Threads(abc.ABC, Generic[T]):
                 time.sleep(AGAIN_S)
 
     def _next(self, thread: threading.Thread) -> T | None:
-        with self._changed:
+        with self._lock:
             while not self._calls:
                 called = False
                 if not self._closed:
@@ -151,7 +153,7 @@ class SharedThreads(Threads[Callable[[], None]]):
             if isinstance(exc, MemoryError) and trace is not None and trace.tb_next is None:
                 # It has not begun: there was no memory for calling it.
                 time.sleep(AGAIN_S)
-                with self._changed:
+                with self._lock:
                     self._calls.appendleft(call)
                 return
             log_safely(

@@ -208,6 +208,56 @@ def test_the_stores_failure_is_the_receipts(queue: ignis.Queue[Any], door: Door)
     assert sorted(stored(queue)) == [0, 2]
 
 
+def test_an_interrupt_anywhere_in_flush_leaves_the_publisher_usable(queue: ignis.Queue[Any]) -> None:
+    """Ctrl-C raises between any two steps of the main thread, also where a lock was just taken."""
+    place, left, interrupted = [0], [0], True
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if event != "call":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    with queue.publisher() as publisher:
+        while interrupted:
+            place[0] += 1
+            left[0] = place[0]
+            publisher.send(place[0])
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                publisher.flush(WAIT_S)
+                interrupted = left[0] <= 0
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            in_time = threading.Thread(target=publisher.flush, daemon=True)  # one that hangs is left behind
+            in_time.start()
+            in_time.join(WAIT_S)
+            assert not in_time.is_alive(), f"hangs behind an interrupt at step {place[0]}"
+    assert place[0] > 5
+    assert sorted(stored(queue)) == list(range(1, place[0] + 1))
+
+
+def test_what_a_store_refuses_again_and_again_is_logged_once(
+    queue: ignis.Queue[Any], door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    door.error = StoreFullError("no room")
+    publisher = queue.publisher()
+    with caplog.at_level(logging.ERROR, logger="ignis"):
+        for n in range(20):
+            publisher.send(n)
+            publisher.flush()
+    assert publisher.failed == 20
+    assert [record.getMessage() for record in caplog.records if "buffered" in record.getMessage()] == [
+        f"1 buffered message(s) for {queue.name} failed: no room"
+    ]
+    with pytest.raises(PublishError, match="20 buffered"):
+        publisher.close()
+
+
 def test_leaving_the_block_tells_of_failures(queue: ignis.Queue[Any], door: Door) -> None:
     door.error = StoreFullError("no room")
     with pytest.raises(PublishError), queue.publisher() as publisher:
