@@ -22,7 +22,9 @@ from ignis.errors import ConfigError
 from ignis.later import check_delay_s, until_s
 from ignis.near_names import meant
 
-__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_policy", "retry_rules"]
+__all__ = [
+    "ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "is_kind", "retry_policy", "retry_rules",
+]  # fmt: skip
 
 Kinds = type[BaseException] | tuple[type[BaseException], ...]
 Duration = float | str | timedelta
@@ -138,7 +140,22 @@ class Retry:
 
     def takes(self, kind: type[BaseException]) -> bool:
         """Whether a failure of that kind is tried again."""
-        return issubclass(kind, self.on) and not issubclass(kind, self.give_up_on)
+        return is_kind(kind, *_of(self.on)) and not is_kind(kind, *_of(self.give_up_on))
+
+
+def is_kind(kind: type[BaseException], *kinds: type[BaseException]) -> bool:
+    """Whether an exception is one of these, as an ``except`` clause decides it: by its bases. Never raises, where a metaclass that is
+    asked may: what becomes of a message hangs on the answer."""
+    return any(base is one for base in _bases(kind) for one in kinds)
+
+
+def _bases(kind: type[BaseException]) -> tuple[type, ...]:
+    """Its ``__mro__``, whatever a metaclass says."""
+    return cast("tuple[type, ...]", type.__dict__["__mro__"].__get__(kind))
+
+
+def _of(kinds: Kinds) -> tuple[type[BaseException], ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 class RetryLater(Exception):
@@ -208,7 +225,7 @@ class RetryRules:
         return ANY_HANDLER if policy is None else policy.backoff
 
     def _nearest(self, kind: type[BaseException]) -> Retry | None:
-        return next((policy for one in kind.__mro__ for known, policy in self.policies if known is one), None)
+        return next((policy for one in _bases(kind) for known, policy in self.policies if known is one), None)
 
 
 def retry_rules(given: Any, file: Mapping[str, Any]) -> RetryRules:

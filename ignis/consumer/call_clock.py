@@ -15,6 +15,7 @@ from typing import Any
 
 from ignis.consumer.forked import end_child
 from ignis.process_hooks import FORKS
+from ignis.retries import is_kind
 
 __all__ = ["BLOCKED_S", "CallClock", "OverrunError", "Overruns", "stepped", "within"]
 
@@ -153,7 +154,7 @@ async def within(answer: Awaitable[Any], clock: CallClock | None, overruns: Over
     except BaseException as exc:
         if FORKS[0] != forks:
             end_child(queue, exc)
-        if clock is not None and clock.overran and isinstance(exc, asyncio.CancelledError):
+        if clock is not None and clock.overran and is_kind(type(exc), asyncio.CancelledError):
             raise OverrunError from None
         raise
     if FORKS[0] != forks:

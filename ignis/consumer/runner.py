@@ -63,7 +63,7 @@ from ignis.native.handling import (
 )
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
-from ignis.retries import ANY_HANDLER, Backoff, RetryLater
+from ignis.retries import ANY_HANDLER, Backoff, is_kind
 
 __all__ = ["NOT_CALLED", "Runner", "message_name"]
 
@@ -334,7 +334,7 @@ class Runner:
     # -- failures
 
     def _drops(self, exc: BaseException) -> bool:
-        return isinstance(exc, self._ignore) and not isinstance(exc, RetryLater)
+        return is_kind(type(exc), *self._ignore) and not is_retry_later(exc)
 
     def _raised(self, exc: BaseException, record: Record, call: int, count: int = 1) -> Failed:
         """The outcome of a call that raised, which is logged. ``record``: of the message, or the first of a batch."""
@@ -344,14 +344,14 @@ class Runner:
             follows = call < self._attempts
         else:
             follows = not again.counts or (tried(record) or 0) + call < again.attempts
-        if not (follows and isinstance(exc, RetryLater)):  # what was asked for is no trouble, and in the history
+        if not (follows and is_retry_later(exc)):  # what was asked for is no trouble, and in the history
             self._log.raised(exc, _which(record, count), again=follows)
         failure = failure_of(exc)
         return Failed.of(failure.reason, failure.error, failure.attempts, [ended_s], again)
 
     def _after(self, exc: BaseException) -> Backoff | None:
         """What follows, where the exception decides it."""
-        if isinstance(exc, RetryLater):
+        if is_retry_later(exc):
             return exc.within(ANY_HANDLER if self._retry is None else self._retry.attempts_for(type(exc)))
         return None if self._retry is None else self._retry.after(type(exc))
 
@@ -406,7 +406,7 @@ class Runner:
         """What became of a coroutine's call that raised. Raises the exception itself where the worker cancels what runs."""
         if self._drops(exc):
             return DROPPED
-        if isinstance(exc, asyncio.CancelledError):
+        if is_kind(type(exc), asyncio.CancelledError):
             if self.cancelling:
                 raise exc
             if is_asked(self._queue, record().id):

@@ -18,7 +18,7 @@ from ignis.consumer.outcome import Failure, is_retry_later
 from ignis.consumer.retrying import Decision
 from ignis.errors import UnreadableMessageError
 from ignis.message import Message
-from ignis.retries import RetryLater
+from ignis.retries import RetryLater, is_kind
 from ignis.storage.base import Transfer
 from ignis.tracing import unsettled
 from ignis.tracing.envelope import TRACEPARENT, headers_of, last_traceparent_of, with_last_traceparent
@@ -92,9 +92,9 @@ class _Call:
 
     def raised(self, exc: BaseException) -> None:
         operation = self.operation
-        if isinstance(exc, RetryLater):
+        if is_retry_later(exc):
             self._asked_again(exc)
-        elif isinstance(exc, self._spec.ignore):
+        elif is_kind(type(exc), *self._spec.ignore):
             operation.raised(exc, is_error=False)
             operation.set(_OUTCOME, "dropped")
             self._forget()

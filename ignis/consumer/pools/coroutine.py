@@ -25,6 +25,7 @@ from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native.handling import ANSWERED, FORKED, RAISED, WENT_ON, Progress
 from ignis.process_hooks import on_fork
+from ignis.retries import is_kind
 from ignis.stacks import start_thread
 from ignis.upkeep import timers_of
 
@@ -465,8 +466,9 @@ class _LoopWorker(Worker):
         try:
             outcome = await self._runner.go_on(what, record, value, call.began_s)
         except BaseException as exc:  # whatever it was, the message is accounted for
-            if isinstance(exc, GeneratorExit) or self._runner.cancelling:
-                if not isinstance(exc, GeneratorExit):
+            thrown_away = is_kind(type(exc), GeneratorExit)
+            if thrown_away or self._runner.cancelling:
+                if not thrown_away:
                     self._break_off(call.first_id, 1)
                 raise
             outcome = _failure_of(exc)
