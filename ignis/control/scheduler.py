@@ -3,6 +3,9 @@
 For each queue with a tick that is due it reads the queue's record anew, and asks the store whether it still leads. It loads the
 messages of the ticks. It notes in the record, under its epoch, up to where ticks are accounted for.
 
+It goes in rounds. In each round every queue whose ticks are in time has a turn, and one of the queues that are behind. A turn is
+bounded, so a queue that catches up makes no tick of another queue late.
+
 Each step may be the last of its process. What makes one message of each tick then are two things together: the note, and the id
 of the message, which follows from the tick, so that the store leaves out what another has loaded.
 
@@ -33,7 +36,7 @@ from ignis.hooks import log_safely
 from ignis.leader import Leadership
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
-from ignis.schedules.due import Plan, plan
+from ignis.schedules.due import MOST_TICKS, Plan, plan
 from ignis.schedules.fire import load_ticks, remember_s
 from ignis.schedules.stored import StoredSchedule, read_schedules, write_schedule
 from ignis.schedules.timing import Timing
@@ -47,6 +50,10 @@ log = logging.getLogger("ignis.control.scheduler")
 
 _IDLE_LOOKS = 6
 """An instance that knows of no schedule looks this many times more rarely."""
+_MOST_SINGLY = 20
+"""So many ticks are fired in one turn where each takes a load and a note of its own."""
+_COUNTED_A_TICK = 10
+"""To count so many missed ticks of a cron expression takes about as long as to fire one."""
 _BEHIND_MS = 3_600_000
 """A clock that stands so far before the last tick was set back, and somebody should know."""
 
@@ -100,7 +107,9 @@ class Scheduler:
         self._changed = False
         self._thread: threading.Thread | None = None
         self._next: dict[str, int | None] = {}
-        """Of each queue with schedules: when something is due there; None = never."""
+        """Of each queue with schedules: when something is due there; None = never. Of those that are behind the first is next."""
+        self._resume: dict[str, str] = {}
+        """Of a queue whose last turn was too short for all of its schedules: the one to begin with."""
         self._list_at_s = 0.0
         self._under: Fence | None = None
         self._once = False
@@ -196,7 +205,8 @@ class Scheduler:
             if fence != self._under:
                 self._list()  # what was known may be old: others led
                 self._under = fence
-            self._fire_due(fence)
+            # One round: in the next look a lost lead and the changes of others are seen, also where ticks are due all the time.
+            self._fire_due(fence, rounds=1)
             rest_s = self._list_at_s - self._clock.monotonic_s()
             due = [at_ms for at_ms in self._next.values() if at_ms is not None]
             if due:
@@ -206,11 +216,15 @@ class Scheduler:
     def _list(self) -> None:
         """Which queues have schedules, and when each is to be looked at."""
         self._changed = False
-        self._next = {}
+        before, self._next = self._next, {}
+        listed: dict[str, int | None] = {}
         for record in self._store.queues.list():
             found = read_schedules(record, self._tell_damaged(record.name))
             if found:
-                self._next[record.name] = self._next_of(record.name, found)
+                listed[record.name] = self._next_of(record.name, found)
+        # In the order of their turns, or else queues at the end would have none while those before them catch up.
+        self._next = {queue: listed[queue] for queue in before if queue in listed} | listed
+        self._resume = {queue: name for queue, name in self._resume.items() if queue in listed}
         looks = 1 if self._next else _IDLE_LOOKS
         self._list_at_s = self._clock.monotonic_s() + looks * self._settings.look_s
 
@@ -241,16 +255,13 @@ class Scheduler:
 
     # -- ticks
 
-    def _fire_due(self, fence: Fence) -> FireResult:
+    def _fire_due(self, fence: Fence, rounds: int | None = None) -> FireResult:
+        """So many rounds, or until nothing is due."""
         self.looks += 1
         result = FireResult()
         try:
-            for queue in list(self._next):
-                while (at_ms := self._next.get(queue)) is not None and at_ms <= int(self._clock() * 1000):
-                    if self._stop.is_set() and self._thread is not None:
-                        return result
-                    if not self._guarded(queue, fence, result):
-                        break
+            while (rounds is None or rounds > 0) and self._round(fence, result):
+                rounds = None if rounds is None else rounds - 1
         except StaleEpochError:
             # Somebody else leads: what this instance believed is given up, so that the next look asks anew.
             self.refused += 1
@@ -263,8 +274,23 @@ class Scheduler:
             self.total.failed += result.failed
         return result
 
-    def _guarded(self, queue: str, fence: Fence, result: FireResult) -> bool:
-        """One queue. Its failure never stops the others: its ticks stay due until the next look. Whether it went well."""
+    def _round(self, fence: Fence, result: FireResult) -> bool:
+        """A turn for each queue whose ticks are in time, then for one of those that are behind. Whether there was any."""
+        now_ms = int(self._clock() * 1000)
+        late_ms = now_ms - int(self._settings.grace_s * 1000)
+        due = {queue: at_ms for queue, at_ms in self._next.items() if at_ms is not None and at_ms <= now_ms}
+        behind = next((queue for queue, at_ms in due.items() if at_ms < late_ms), None)
+        turns = [queue for queue, at_ms in due.items() if at_ms >= late_ms]
+        for queue in turns if behind is None else [*turns, behind]:
+            if self._stop.is_set() and self._thread is not None:
+                return False
+            self._guarded(queue, fence, result)
+        if behind in self._next:
+            self._next[behind] = self._next.pop(behind)
+        return bool(due)
+
+    def _guarded(self, queue: str, fence: Fence, result: FireResult) -> None:
+        """One queue. Its failure never stops the others: its ticks stay due until the next look."""
         try:
             self._fire(queue, fence, result)
         except StaleEpochError:
@@ -278,22 +304,20 @@ class Scheduler:
                 about=queue, exc_info=None if isinstance(exc, IgnisError) else exc,
             )  # fmt: skip
             self._next[queue] = int((self._clock() + self._settings.look_s) * 1000)
-            return False
-        return True
 
     def _fire(self, queue: str, fence: Fence, result: FireResult) -> None:
+        """One turn of a queue."""
         # Read anew: it may have been paused, changed or removed since the look.
         record = self._store.queues.get(queue)
         known = {} if record is None else read_schedules(record)
         if record is None or not known:
             del self._next[queue]
             return
-        now_ms = int(self._clock() * 1000)
-        todo = self._plans(record, known, now_ms, result)
         # Where a store cannot tell what was loaded before, each tick is noted before the next one is loaded: so a change of
         # leaders repeats one message at most.
         # A store that could tell once can, though its broker may be away for a moment.
         self._once = self._once or self._store.magazines.tells_repeats
+        todo = self._plans(record, known, MOST_TICKS if self._once else _MOST_SINGLY, result)
         if self._once:
             if todo:
                 self._step(record, todo, fence, result)
@@ -301,13 +325,23 @@ class Scheduler:
             for one in todo:
                 for part in _singly(one):
                     self._step(record, [part], fence, result)
-        self._next[queue] = now_ms if any(one.plan.more for one in todo) else self._next_of(queue, known)
+        self._next[queue] = self._next_of(queue, known)
 
     def _plans(
-        self, record: QueueRecord, known: dict[str, StoredSchedule], now_ms: int, result: FireResult
+        self, record: QueueRecord, known: dict[str, StoredSchedule], most: int, result: FireResult
     ) -> list[_Due]:
-        found = []
-        for name, stored in known.items():
+        """What to fire in one turn, of one schedule after the other, until it is so many ticks together."""
+        now_ms = int(self._clock() * 1000)
+        names = list(known)
+        if (first := self._resume.pop(record.name, "")) in known:
+            names = names[names.index(first) :] + names[: names.index(first)]
+        found: list[_Due] = []
+        spent = 0
+        for name in names:
+            if spent >= most:
+                self._resume[record.name] = name
+                break
+            stored = known[name]
             if stored.paused_at_ms:
                 continue
             try:
@@ -322,9 +356,10 @@ class Scheduler:
                     about=name,
                 )
                 continue
-            due = plan(timing, stored.done_ms, now_ms, int(self._settings.grace_s * 1000), stored.missed)
+            due = plan(timing, stored.done_ms, now_ms, int(self._settings.grace_s * 1000), stored.missed, most)
             if due is not None:
                 found.append(_Due(name, stored, timing, due))
+                spent += len(due.ticks) + due.missed // _COUNTED_A_TICK
         return found
 
     def _step(self, record: QueueRecord, todo: list[_Due], fence: Fence, result: FireResult) -> None:
@@ -400,10 +435,7 @@ def _singly(one: _Due) -> list[_Due]:
     whole = one.plan
     if len(whole.ticks) < 2:
         return [one]
-    parts = [
-        Plan([tick_ms], whole.missed if number == 0 else 0, tick_ms, False)
-        for number, tick_ms in enumerate(whole.ticks)
-    ]
+    parts = [Plan([tick_ms], whole.missed if number == 0 else 0, tick_ms) for number, tick_ms in enumerate(whole.ticks)]
     return [_Due(one.name, one.stored, one.timing, part) for part in parts]
 
 

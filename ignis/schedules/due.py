@@ -17,20 +17,19 @@ __all__ = ["MISSED", "MOST_TICKS", "Plan", "plan"]
 
 MISSED = ("skip", "once", "all")
 MOST_TICKS = 100
-"""So many ticks of one schedule are fired in one look at most; the next look follows at once."""
+"""So many ticks are fired in one turn of a queue at most; the other queues have theirs before the next."""
 
 
 class Plan(NamedTuple):
-    """What one look does with one schedule: the ticks to fire, oldest first, how many are left out, and up to where that
-    accounts for all ticks. ``more``: another look should follow at once."""
+    """What one turn does with one schedule: the ticks to fire, oldest first, how many are left out, and up to where that
+    accounts for all ticks. Later ones may be due as well: they are for another turn."""
 
     ticks: list[int]
     missed: int
     done_ms: int
-    more: bool
 
 
-def plan(timing: Timing, done_ms: int, now_ms: int, grace_ms: int, missed: str) -> Plan | None:
+def plan(timing: Timing, done_ms: int, now_ms: int, grace_ms: int, missed: str, most: int = MOST_TICKS) -> Plan | None:
     """None when nothing is due.
 
     Args:
@@ -39,19 +38,20 @@ def plan(timing: Timing, done_ms: int, now_ms: int, grace_ms: int, missed: str) 
         now_ms: the time.
         grace_ms: how late a tick is in time.
         missed: one of `MISSED`.
+        most: so many ticks are fired at most.
     """
     left_out = 0
     if missed != "all":
         late = timing.count(done_ms, now_ms - grace_ms - 1)
         if late.more:
-            return Plan([], late.total, late.newest_ms, True)
+            return Plan([], late.total, late.newest_ms)
         if late.total:
             if missed == "once":
                 fresh = timing.count(late.newest_ms, now_ms)
                 newest_ms = fresh.newest_ms if fresh.total else late.newest_ms
-                return Plan([newest_ms], late.total + fresh.total - 1, newest_ms, fresh.more)
+                return Plan([newest_ms], late.total + fresh.total - 1, newest_ms)
             left_out, done_ms = late.total, late.newest_ms
-    ticks = timing.ticks(done_ms, now_ms, MOST_TICKS)
+    ticks = timing.ticks(done_ms, now_ms, most)
     if not ticks:
-        return Plan([], left_out, done_ms, False) if left_out else None
-    return Plan(ticks, left_out, ticks[-1], len(ticks) == MOST_TICKS)
+        return Plan([], left_out, done_ms) if left_out else None
+    return Plan(ticks, left_out, ticks[-1])

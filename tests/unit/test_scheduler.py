@@ -451,3 +451,96 @@ def test_a_tick_whose_id_is_forgotten_comes_again(
         assert ticks(app, queue)[first] == messages
         assert len(ticks(app, queue)) == days + 1
         app.schedules.remove(queue)
+
+
+def loads_of(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, each: Callable[[], object] = int) -> list[str]:
+    """The queues of the loads from now on, in their order; what is to happen at each."""
+    real, loads = app.store.magazines.load_once, []
+
+    def load_once(magazine: str, *given: Any) -> Any:
+        loads.append(magazine)
+        each()
+        return real(magazine, *given)
+
+    monkeypatch.setattr(app.store.magazines, "load_once", load_once)
+    return loads
+
+
+def test_a_queue_that_catches_up_makes_no_tick_of_another_late(
+    app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load takes 5 s by the clock of this test."""
+    app.schedules.add("away", queue="mine", message=1, every="1m", missed="all")
+    clock.now_s += 1_000 * 60
+    app.schedules.add("s", queue="jobs", message=1, every="5s", missed="skip")
+
+    def passes() -> None:
+        clock.now_s += 5
+
+    loads = loads_of(app, monkeypatch, lambda: passes() if loads[-1] == "mine" else None)
+    candidate(app.store, clock).run_once()
+    assert loads == ["mine", "jobs"] * 10
+    assert set(ticks(app, "jobs").values()) == {1}
+    assert (app.schedules.get("s").fired, app.schedules.get("s").missed_ticks) == (10, 0)
+    assert app.schedules.get("s").last_lag_s == 0
+    assert set(ticks(app, "mine").values()) == {1}
+    assert app.schedules.get("away").fired == len(ticks(app, "mine")) == 1_000
+
+
+def test_a_look_is_one_round(app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what others change is seen while a queue catches up. Queues that do have their turns one after the other."""
+    for queue in ("a", "b", "c"):
+        app.schedules.add(queue, queue=queue, message=1, every="1m", missed="all")
+    clock.now_s += 250 * 60
+    loads = loads_of(app, monkeypatch)
+    scheduler = candidate(app.store, clock)
+    for _ in range(5):
+        scheduler.wake()  # it lists the queues anew, as it does every `schedules.look_s`
+        assert scheduler._look() == 0
+    assert loads == ["a", "b", "c", "a", "b"]
+    assert [app.schedules.get(queue).fired for queue in ("a", "b", "c")] == [200, 200, 100]
+    app.schedules.pause("c")
+    scheduler.wake()
+    for _ in range(3):
+        rest_s = scheduler._look()
+    assert rest_s > 0
+    assert [app.schedules.get(queue).fired for queue in ("a", "b", "c")] == [250, 250, 100]
+
+
+def test_the_schedules_of_a_queue_share_its_turns(app: ignis.Ignis, clock: Clock) -> None:
+    for name in ("a", "b", "c"):
+        app.schedules.add(name, queue="jobs", message=1, every="1m", missed="all")
+    clock.now_s += 1_000 * 60
+    app.schedules.add("now", queue="jobs", message=1, every="1s")
+    clock.now_s += 1
+    scheduler = candidate(app.store, clock)
+    for _ in range(4):
+        scheduler._look()
+    assert [app.schedules.get(name).fired for name in ("a", "b", "c", "now")] == [200, 100, 100, 1]
+
+
+def test_missed_ticks_are_counted_in_turns_too(app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cron expression is counted tick by tick: see `ignis.schedules.timing.MOST_COUNTED`."""
+    for queue in ("a", "b"):
+        app.schedules.add(queue, queue=queue, message=1, cron="* * * * *")
+    clock.now_s += 2_500 * 60
+    scheduler = candidate(app.store, clock)
+    for _ in range(2):
+        scheduler._look()
+    assert [app.schedules.get(queue).missed_ticks for queue in ("a", "b")] == [1_000, 1_000]
+    scheduler.run_once()
+    assert [app.schedules.get(queue).missed_ticks for queue in ("a", "b")] == [2_499, 2_499]
+    assert ticks(app, "a") == ticks(app, "b") == {"2026-03-03T05:40:00Z": 1}
+
+
+def test_turns_are_shorter_where_each_tick_takes_a_load_of_its_own(
+    app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(app.store.magazines), "tells_repeats", False)
+    app.schedules.add("s", queue="jobs", message=1, every="1m", missed="all")
+    clock.now_s += 50 * 60
+    scheduler = candidate(app.store, clock)
+    for fired in (20, 40, 50):
+        scheduler._look()
+        assert app.schedules.get("s").fired == fired
+    assert set(ticks(app).values()) == {1}
