@@ -498,6 +498,13 @@ class SchedulesSettings(_Settings):
         3_600,
     )
     grace_s: float = _setting(60, "a tick that is fired later counts as missed", 0, 3_600)
+    max_made_up: int = _setting(
+        100_000,
+        "so many missed ticks of a schedule with missed = all are fired at most, the newest ones; of cron those of as many "
+        "minutes, and of 366 days at least",
+        1,
+        1_000_000_000,
+    )
 
 
 @dataclass(frozen=True)

@@ -331,7 +331,7 @@ class Scheduler:
         self, record: QueueRecord, known: dict[str, StoredSchedule], most: int, result: FireResult
     ) -> list[_Due]:
         """What to fire in one turn, of one schedule after the other, until it is so many ticks together."""
-        now_ms = int(self._clock() * 1000)
+        now_ms, grace_ms = int(self._clock() * 1000), int(self._settings.grace_s * 1000)
         names = list(known)
         if (first := self._resume.pop(record.name, "")) in known:
             names = names[names.index(first) :] + names[: names.index(first)]
@@ -356,7 +356,7 @@ class Scheduler:
                     about=name,
                 )
                 continue
-            due = plan(timing, stored.done_ms, now_ms, int(self._settings.grace_s * 1000), stored.missed, most)
+            due = plan(timing, stored.done_ms, now_ms, grace_ms, stored.missed, most, self._settings.max_made_up)
             if due is not None:
                 found.append(_Due(name, stored, timing, due))
                 spent += len(due.ticks) + due.missed // _COUNTED_A_TICK
@@ -394,7 +394,15 @@ class Scheduler:
             one.stored.done_ms = max(one.stored.done_ms, one.plan.done_ms)
             result.fired += len(one.plan.ticks)
             result.missed += one.plan.missed
-            if one.plan.missed:
+            if one.plan.missed and one.stored.missed == "all":
+                log.warning(
+                    event_text(
+                        "schedule_not_made_up",
+                        "schedule %s of queue %s: %d tick(s) were missed and left out, since they are too old to be made up "
+                        "(schedules.max_made_up = %d)"),
+                    one.name, record.name, one.plan.missed, self._settings.max_made_up,
+                )  # fmt: skip
+            elif one.plan.missed:
                 log.warning(
                     event_text("schedule_missed", "schedule %s of queue %s: %d tick(s) were missed and left out (missed = %s)"),
                     one.name, record.name, one.plan.missed, one.stored.missed,

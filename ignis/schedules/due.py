@@ -4,7 +4,7 @@ A tick is *missed* when nobody fired it within the grace time. What becomes of m
 
 * ``skip``: they are left out;
 * ``once``: of all ticks that are due, the newest is fired in place of all of them;
-* ``all``: each is fired, the oldest first.
+* ``all``: each is fired, the oldest first; those that are too old to be made up are left out.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from ignis.schedules.timing import Timing
 
-__all__ = ["MISSED", "MOST_TICKS", "Plan", "plan"]
+__all__ = ["MISSED", "MOST_MADE_UP", "MOST_TICKS", "Plan", "plan"]
 
 MISSED = ("skip", "once", "all")
+MOST_MADE_UP = 100_000
+"""So many missed ticks of one schedule are made up at most, where the settings name no other number."""
 MOST_TICKS = 100
 """So many ticks are fired in one turn of a queue at most; the other queues have theirs before the next."""
 
@@ -29,7 +31,15 @@ class Plan(NamedTuple):
     done_ms: int
 
 
-def plan(timing: Timing, done_ms: int, now_ms: int, grace_ms: int, missed: str, most: int = MOST_TICKS) -> Plan | None:
+def plan(
+    timing: Timing,
+    done_ms: int,
+    now_ms: int,
+    grace_ms: int,
+    missed: str,
+    most: int = MOST_TICKS,
+    made_up: int = MOST_MADE_UP,
+) -> Plan | None:
     """None when nothing is due.
 
     Args:
@@ -39,12 +49,18 @@ def plan(timing: Timing, done_ms: int, now_ms: int, grace_ms: int, missed: str, 
         grace_ms: how late a tick is in time.
         missed: one of `MISSED`.
         most: so many ticks are fired at most.
+        made_up: so many missed ticks ``all`` makes up at most: see `Timing.reach_ms`.
     """
     left_out = 0
-    if missed != "all":
-        late = timing.count(done_ms, now_ms - grace_ms - 1)
+    late_ms = now_ms - grace_ms - 1
+    oldest_ms = min(late_ms, now_ms - timing.reach_ms(made_up))
+    if missed == "all":
+        late_ms = oldest_ms
+    if done_ms < late_ms:
+        late = timing.count(done_ms, late_ms)
         if late.more:
-            return Plan([], late.total, late.newest_ms)
+            # What a record says may be decades ago: to count all of that takes minutes.
+            return Plan([], late.total, max(late.newest_ms, oldest_ms))
         if late.total:
             if missed == "once":
                 fresh = timing.count(late.newest_ms, now_ms)

@@ -30,6 +30,8 @@ LEAST_EVERY_S = 0.1
 MOST_EVERY_S = 365 * 86_400
 MOST_COUNTED = 1_000
 """So many ticks of a cron expression are looked at in one go: that takes up to 0.2 s, and other queues wait for it."""
+_LEAST_REACH_MS = 366 * 86_400_000
+"""Ticks of a cron expression are made up for a year at least: it may name one day of the year."""
 _FIELDS = 5
 _SHORTHANDS = {
     "@hourly": "0 * * * *",
@@ -70,6 +72,9 @@ class Timing(Protocol):
     def next_ms(self, after_ms: int) -> int | None:
         """The first one after a moment; None = there is none within 50 years."""
 
+    def reach_ms(self, count: int) -> int:
+        """How far back the newest so many ticks are made up."""
+
 
 class Every:
     """A tick every so many milliseconds, the first one period after the anchor.
@@ -102,6 +107,9 @@ class Every:
 
     def next_ms(self, after_ms: int) -> int | None:
         return self._at(self._number(after_ms) + 1)
+
+    def reach_ms(self, count: int) -> int:
+        return count * self._period_ms
 
 
 class Cron:
@@ -203,6 +211,11 @@ class Cron:
 
     def next_ms(self, after_ms: int) -> int | None:
         return next(self._from(after_ms), None)
+
+    def reach_ms(self, count: int) -> int:
+        # Only a count of all would tell which are the newest so many. As many minutes hold no more of them, and may hold none of
+        # an expression that is rare.
+        return max(_LEAST_REACH_MS, count * 60_000)
 
 
 def cron_fields(expression: object) -> str:

@@ -68,3 +68,39 @@ def test_a_year_away_is_counted_in_steps(missed: str, fires: list[int]) -> None:
     assert [len(one.ticks) for one in steps if one.ticks] == fires
     assert sum(one.missed + len(one.ticks) for one in steps) == last
     assert done == last * MINUTE_MS
+
+
+def test_all_makes_up_the_newest_of_a_period() -> None:
+    done, fired, left_out = 0, [], 0
+    while (step := plan(HOURLY, done, 1_000 * H + 1, GRACE_MS, "all", made_up=250)) is not None:
+        fired += step.ticks
+        left_out += step.missed
+        done = step.done_ms
+    assert fired == [n * H for n in range(751, 1_001)]
+    assert left_out == 750
+
+
+def test_ticks_in_time_are_fired_however_few_are_made_up() -> None:
+    assert plan(Every(0, 1_000), 0, 100_000, GRACE_MS, "all", made_up=1) == Plan(
+        [n * 1_000 for n in range(40, 101)], 39, 100_000
+    )
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_decades_of_a_cron_expression_are_not_counted_one_by_one(missed: str) -> None:
+    timing, now_ms = Cron("* * * * *"), 1_772_366_400_000
+    year_ms = 366 * 24 * H
+    first = plan(timing, 0, now_ms, GRACE_MS, missed)
+    assert first == Plan([], MOST_COUNTED, now_ms - year_ms), "behind it the last year is left"
+    second = plan(timing, first.done_ms, now_ms, GRACE_MS, missed)
+    assert second is not None
+    if missed == "all":
+        assert (second.ticks[0], len(second.ticks)) == (now_ms - year_ms + MINUTE_MS, MOST_TICKS)
+    else:
+        assert second.missed == MOST_COUNTED
+
+
+def test_a_rare_cron_expression_is_made_up_for_a_year() -> None:
+    timing, day_ms = Cron("0 0 1 1 *"), 24 * H
+    step = plan(timing, 0, 366 * day_ms, GRACE_MS, "all", made_up=1)
+    assert step == Plan([365 * day_ms], 0, 365 * day_ms)

@@ -15,6 +15,7 @@ from ignis.control.scheduler import Scheduler
 from ignis.errors import LockHeldError, StaleEpochError, StoreFullError
 from ignis.leader import SoleLeader
 from ignis.schedules.fire import TICK_HEADER
+from ignis.schedules.stored import SCHEDULES
 from ignis.storage.base import Store
 from ignis.testing import ManualClock
 from tests.support import eventually
@@ -544,3 +545,21 @@ def test_turns_are_shorter_where_each_tick_takes_a_load_of_its_own(
         scheduler._look()
         assert app.schedules.get("s").fired == fired
     assert set(ticks(app).values()) == {1}
+
+
+def test_what_a_record_of_1970_makes_up_is_bounded(
+    memory_url: str, new_app: MakeApp, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may change the queue's record may have written any times there."""
+    app = new_app(memory_url, clock=clock)
+    app.schedules.add("s", queue="jobs", message=1, every="1m", missed="all")
+    long_ago = {"done_ms": 0, "anchor_ms": 0, "created_at_ms": 0}
+    app.store.queues.update("jobs", lambda record: record.extra[SCHEDULES]["s"].update(long_ago))
+    result = candidate(app.store, clock, max_made_up=250).run_once()
+    due = int(NOON_S) // 60
+    assert (result.fired, result.missed) == (250, due - 250)
+    assert (app.schedules.get("s").fired, app.schedules.get("s").missed_ticks) == (250, due - 250)
+    found = ticks(app)
+    assert (min(found), max(found), len(found)) == ("2026-03-01T07:51:00Z", "2026-03-01T12:00:00Z", 250)
+    assert f"{due - 250} tick(s) were missed and left out" in caplog.text
+    assert "(schedules.max_made_up = 250)" in caplog.text
