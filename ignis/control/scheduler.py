@@ -346,6 +346,7 @@ class Scheduler:
                 continue
             try:
                 timing = stored.timing()
+                next_ms = timing.next_ms(stored.done_ms)
             except ConfigError as exc:
                 result.failed += 1
                 self._said_rarely.error(
@@ -355,6 +356,8 @@ class Scheduler:
                     exc,
                     about=name,
                 )
+                continue
+            if next_ms is None or next_ms > now_ms:
                 continue
             due = plan(timing, stored.done_ms, now_ms, grace_ms, stored.missed, most, self._settings.max_made_up)
             if due is not None:

@@ -18,7 +18,7 @@ import msgspec
 from ignis.config import check_name
 from ignis.errors import ConfigError
 from ignis.schedules.due import MISSED
-from ignis.schedules.timing import LEAST_EVERY_S, MOST_EVERY_S, Cron, Every, Timing
+from ignis.schedules.timing import LEAST_EVERY_S, MOST_EVERY_S, Every, Timing, known_cron
 from ignis.storage.base import QueueRecord
 
 __all__ = [
@@ -102,7 +102,7 @@ class StoredSchedule(msgspec.Struct, omit_defaults=True):
 
     def timing(self) -> Timing:
         """When it ticks. Raises ConfigError: a package is missing here, or the zone is not known here."""
-        return Cron(self.cron, self.timezone) if self.cron else Every(self.anchor_ms, self.every_ms)
+        return known_cron(self.cron, self.timezone) if self.cron else Every(self.anchor_ms, self.every_ms)
 
     def message(self) -> bytes:
         """The encoded body."""

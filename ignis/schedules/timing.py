@@ -7,6 +7,7 @@ and however often.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -24,6 +25,7 @@ __all__ = [
     "Timing",
     "cron_fields",
     "every_ms",
+    "known_cron",
 ]
 
 LEAST_EVERY_S = 0.1
@@ -32,6 +34,7 @@ MOST_COUNTED = 1_000
 """So many ticks of a cron expression are looked at in one go: that takes up to 0.2 s, and other queues wait for it."""
 _LEAST_REACH_MS = 366 * 86_400_000
 """Ticks of a cron expression are made up for a year at least: it may name one day of the year."""
+_NEVER = "names no moment within 50 years"
 _FIELDS = 5
 _SHORTHANDS = {
     "@hourly": "0 * * * *",
@@ -139,13 +142,15 @@ class Cron:
                 f"cron needs a package ({exc.name} is missing): pip install 'ignis-mq[schedules]'"
             ) from exc
         self._simulate = CronSim
+        self._found: tuple[int, int] | None = None
+        """A moment, and the first tick behind it."""
         self._is_real_time = fields[0].startswith("*") or fields[1].startswith("*")
         try:
             found = self.next_ms(1_704_067_200_000)
         except CronSimError as exc:
             raise ConfigError(f"cron = {shown(expression)} cannot be read: {exc}") from None
         if found is None:
-            raise ConfigError(f"cron = {shown(expression)} names no moment within 50 years")
+            raise ConfigError(f"cron = {shown(expression)} {_NEVER}")
 
     def _from(self, after_ms: int) -> Iterator[int]:
         """The ticks after a moment, each once."""
@@ -210,12 +215,37 @@ class Cron:
         return Counted(len(counted), counted[-1] if counted else 0, more)
 
     def next_ms(self, after_ms: int) -> int | None:
-        return next(self._from(after_ms), None)
+        # A rare moment takes up to 0.1 s to find, and is asked for at every look.
+        if (known := self._found) is not None and known[0] <= after_ms < known[1]:
+            return known[1]
+        found = next(self._from(after_ms), None)
+        if found is not None:
+            self._found = (after_ms, found)
+        return found
 
     def reach_ms(self, count: int) -> int:
         # Only a count of all would tell which are the newest so many. As many minutes hold no more of them, and may hold none of
         # an expression that is rare.
         return max(_LEAST_REACH_MS, count * 60_000)
+
+
+def known_cron(expression: str, timezone: str) -> Cron:
+    """A `Cron`, which is made once: so that what it has found is known at the next look. Raises what `Cron` raises."""
+    made = _made(expression, timezone)
+    if isinstance(made, str):
+        raise ConfigError(made)
+    return made
+
+
+@functools.lru_cache(2_048)
+def _made(expression: str, timezone: str) -> Cron | str:
+    """What it is, or why it never ticks: that takes up to 0.1 s to find out, too."""
+    try:
+        return Cron(expression, timezone)
+    except ConfigError as exc:
+        if not str(exc).endswith(_NEVER):
+            raise  # a package or a zone that is missing may be there at the next look
+        return str(exc)
 
 
 def cron_fields(expression: object) -> str:

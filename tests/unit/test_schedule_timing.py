@@ -249,3 +249,18 @@ def test_periods() -> None:
         HOUR_MS,
         2_000,
     ]
+
+
+def test_what_comes_next_does_not_follow_from_what_was_asked_before() -> None:
+    timing, day_ms = Cron("0 3 * * *"), 24 * HOUR_MS
+    asked = [0, 2 * HOUR_MS, 3 * HOUR_MS - 1, 3 * HOUR_MS, day_ms, 0, 5 * day_ms, 4 * HOUR_MS, 2 * HOUR_MS]
+    assert [timing.next_ms(after_ms) for after_ms in asked] == [
+        (
+            3 * HOUR_MS
+            if after_ms < 3 * HOUR_MS
+            else 27 * HOUR_MS
+            if after_ms < 27 * HOUR_MS
+            else 5 * day_ms + 3 * HOUR_MS
+        )
+        for after_ms in asked
+    ]

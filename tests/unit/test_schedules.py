@@ -443,3 +443,31 @@ def test_a_name_at_two_queues_needs_the_queue(memory_app: ignis.Ignis) -> None:
         schedules.add("same", queue="two", message={}, every="2h")
     hidden = schedules.add("same", queue="two", message={}, every="2h", sees=lambda queue: queue == "two")
     assert hidden.queue == "two"
+
+
+def test_when_a_rare_expression_ticks_is_reckoned_once(
+    memory_url: str, new_app: MakeApp, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find a tick that is years away takes long, and others wait: one queue may have a hundred of such schedules."""
+    import cronsim
+
+    made: list[str] = []
+
+    class Counted(cronsim.CronSim):  # type: ignore[misc]
+        def __init__(self, expression: str, start: Any) -> None:
+            made.append(expression)
+            super().__init__(expression, start)
+
+    monkeypatch.setattr(cronsim, "CronSim", Counted)
+    app = new_app(memory_url, clock=clock)
+    app.schedules.add("rare", queue="jobs", message="a", cron="7 7 29 2 */7")
+    app.schedules.add("often", queue="jobs", message="b", every="1h")
+    app.schedules.add("never", queue="jobs", message="c", cron="7 8 * * *")
+    app.store.queues.update("jobs", lambda record: record.extra[SCHEDULES]["never"].update(cron="* * */20 * 1L"))
+    app.scheduler().run_once()
+    first = len(made)
+    for _ in range(5):
+        clock.now_s += 3_600
+        assert app.scheduler().run_once().fired == 1
+        assert [one.name for one in app.schedules.list()] == ["never", "often", "rare"]
+    assert len(made) == first
