@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import date, datetime
 from multiprocessing.connection import wait
 from typing import Any, BinaryIO
 
@@ -106,16 +107,48 @@ def _times(name: str, duration: str | None, moment_name: str, moment: str | None
         return {name: parse_duration_s(duration, option)}
     if moment is None:
         return {}
+    return {moment_name: _moment(moment, other)}
+
+
+_ZONE = re.compile(r"(?:[Zz]|[+-]\d\d(?::?\d\d)?)\Z")
+
+
+def _moment(text: str, option: str) -> datetime:
+    """Raises UsageError; what that recommends is accepted."""
+    whole = _whole_day(text)
+    # First: a zone right behind the day would be read as a time of day.
+    if whole:
+        raise click.UsageError(f"{option} {text}: a day without a time of day; write {' or '.join(whole)}")
     try:
-        # Python 3.10 does not know the Z.
-        at = datetime.fromisoformat(moment[:-1] + "+00:00" if moment[-1:] in ("Z", "z") else moment)
+        at = _read_moment(text)
     except ValueError as exc:
-        raise click.UsageError(f"{other}: {exc}; give a time such as 2030-01-31T08:00+01:00") from None
+        raise click.UsageError(f"{option}: {exc}; give a time such as 2030-01-31T08:00+01:00") from None
     if at.utcoffset() is None:
+        # As Python writes it: the text's own form may be one that takes no zone.
+        said = at.isoformat(timespec="auto" if at.second or at.microsecond else "minutes")
         raise click.UsageError(
-            f"{other} {moment}: without a time zone nobody can tell when it is; write {moment}Z or {moment}+01:00"
+            f"{option} {text}: without a time zone nobody can tell when it is; write {said}Z or {said}+01:00"
         )
-    return {moment_name: at}
+    return at
+
+
+def _read_moment(text: str) -> datetime:
+    # Python 3.10 does not know the Z.
+    return datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+
+
+def _whole_day(text: str) -> list[str]:
+    """How the beginning of the day is written that the text names, with a zone or without one; nothing for any other text."""
+    for zone in ("", *_ZONE.findall(text)):
+        with contextlib.suppress(ValueError):
+            day = date.fromisoformat(text.removesuffix(zone)).isoformat()
+            # With a colon and minutes: Python 3.10 does not know the shorter forms.
+            exact = f"{zone[:3]}:{zone[-2:] if zone[3:] else '00'}" if zone[1:] else zone.upper()
+            written = [f"{day}T00:00{one}" for one in ([exact] if exact else ["Z", "+01:00"])]
+            for one in written:
+                _read_moment(one)
+            return written
+    return []
 
 
 def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -500,6 +501,33 @@ def test_publish_with_a_time_that_is_none(run: Run, url: str, options: list[str]
     assert says in refused.err
     listed = run("later", "list", "q", "-u", url, "--json")
     assert listed.code in (3, 5) or listed.document()["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("2099-01-01", "a day without a time of day; write 2099-01-01T00:00Z or 2099-01-01T00:00+01:00"),
+        ("2099-01-01Z", "a day without a time of day; write 2099-01-01T00:00Z"),
+        ("2099-01-01z", "a day without a time of day; write 2099-01-01T00:00Z"),
+        ("2099-01-01+05:30", "a day without a time of day; write 2099-01-01T00:00+05:30"),
+        ("2099-01-01-0500", "a day without a time of day; write 2099-01-01T00:00-05:00"),
+        ("2099-01-01+01", "a day without a time of day; write 2099-01-01T00:00+01:00"),
+        ("2099-01-01T08:00", "write 2099-01-01T08:00Z or 2099-01-01T08:00+01:00"),
+        ("2099-01-01 08:00:30", "write 2099-01-01T08:00:30Z or 2099-01-01T08:00:30+01:00"),
+        ("2099-01-01+24:00", "give a time such as 2030-01-31T08:00+01:00"),
+        ("2099-01-01T08:00ZZ", "give a time such as 2030-01-31T08:00+01:00"),
+        ("tomorrow", "give a time such as 2030-01-31T08:00+01:00"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--at", "--expires-at"])
+def test_a_time_that_an_error_recommends_is_accepted(run: Run, url: str, option: str, given: str, says: str) -> None:
+    refused = run("publish", "q", "--create", option, given, "-u", url, stdin=b'"a"\n')
+    assert refused.code == 2
+    assert option in refused.err and says in refused.err
+    recommended = re.findall(r"\d{4}-\d\d-\d\dT\S+", says)
+    assert recommended and all(one in refused.err for one in recommended)
+    for one in recommended:
+        assert run("publish", "q", "--create", option, one, "-u", url, stdin=b'"a"\n').code == 0
 
 
 def test_publish_keeps_numbers_as_they_were_written(run: Run, url: str) -> None:
