@@ -22,6 +22,7 @@ from ignis.log_format import JsonFormatter, event_text
 from ignis.urls import masked
 
 __all__ = [
+    "TEXT_AS_JSON",
     "age",
     "as_lines_of_json",
     "describe",
@@ -54,6 +55,8 @@ _EVENT_BYTES = 512
 _encode = msgspec.json.Encoder().encode
 _SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
 NONE = "-"
+TEXT_AS_JSON = "text stands in quotes of its own, '\"hello\"'"
+"""For who gave plain text where JSON is read."""
 _ZERO = {"message_expiry_s": "never", "shovel_interval_s": "only by hand"}
 """Settings whose 0 is no span of time."""
 _LABELS = {"queue_expiry_s": "inactive (not deleted) when unused for"}

@@ -166,6 +166,9 @@ def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[An
     return queue
 
 
+_JSON_BEGINS = (b"{", b"[", b'"')
+"""A line that begins so was meant as JSON."""
+
 Reader = Callable[[bytes], "tuple[Any, str | None]"]
 Show = Callable[[BinaryIO, int], None]
 
@@ -176,9 +179,19 @@ def _reader(queue: Queue[Any], kind: str | None, key_field: str | None) -> Reade
     if codec == "raw" and kind != "json" and key_field is None:
         return lambda line: (line, None)
     path = key_field.split(".") if key_field else []
+    other = (
+        "--type raw without --key takes lines as they stand"
+        if codec == "raw"
+        else "a new queue takes lines as they stand with --create --type raw"
+    )
 
     def read(line: bytes) -> tuple[Any, str | None]:
-        value = _decode(line)
+        try:
+            value = _decode(line)
+        except ValueError as exc:
+            if line.lstrip()[:1] in _JSON_BEGINS:
+                raise
+            raise InvalidMessageError(f"{exc}; {output.TEXT_AS_JSON}; {other}") from None
         key = _key_of(value, path) if path else None
         if codec == "json":
             return msgspec.Raw(line), key  # as it was written: numbers and spacing of the sender

@@ -116,9 +116,7 @@ def _message(codec: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
-        raise click.UsageError(
-            f"the message is no JSON value: {exc}; text stands in quotes of its own, '\"hello\"'"
-        ) from None
+        raise click.UsageError(f"the message is no JSON value: {exc}; {output.TEXT_AS_JSON}") from None
 
 
 @schedules.command("pause")

@@ -530,6 +530,21 @@ def test_a_time_that_an_error_recommends_is_accepted(run: Run, url: str, option:
         assert run("publish", "q", "--create", option, one, "-u", url, stdin=b'"a"\n').code == 0
 
 
+def test_plain_text_is_told_how_it_is_published(run: Run, url: str) -> None:
+    refused = run("publish", "q", "--create", "-u", url, stdin=b"hello\n")
+    assert refused.code == 1
+    assert "line 1: JSON is malformed" in refused.err
+    assert (
+        "text stands in quotes of its own, '\"hello\"'; a new queue takes lines as they stand with --create --type raw"
+        in (refused.err)
+    )
+    assert run("publish", "q", "-u", url, stdin=b'"hello"\n').code == 0
+    assert run("publish", "lines", "--create", "--type", "raw", "-u", url, stdin=b"hello\n").code == 0
+    refused = run("publish", "lines", "--type", "json", "-u", url, stdin=b"hello\n")
+    assert "; --type raw without --key takes lines as they stand" in refused.err
+    assert "in quotes" not in run("publish", "q", "-u", url, stdin=b'{"id": }\n').err
+
+
 def test_publish_keeps_numbers_as_they_were_written(run: Run, url: str) -> None:
     run("publish", "q", "--create", "-u", url, stdin=b'{"price": 1.10, "big": 12345678901234567890123}\n')
     with Ignis(url) as app:
