@@ -255,6 +255,11 @@ class _Settings:
         for spec in dataclasses.fields(self):
             object.__setattr__(self, spec.name, self._checked(spec, getattr(self, spec.name)))
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The given values, and those that follow from them where the default would not fit. Raises ConfigError."""
+        return values
+
     def _checked(self, spec: dataclasses.Field[Any], value: Any) -> Any:
         name = f"{self.section}.{spec.name}"
         kind: type = type(spec.default)
@@ -421,8 +426,20 @@ class RetrySettings(_Settings):
     )
     base_s: float = _setting(1.0, "wait behind the first failed attempt; in code base", 0, MAX_EXPIRY_S)
     factor: float = _setting(2.0, "each further wait is so many times as long", 1, 1_000)
-    max_s: float = _setting(600, "the longest wait; at least base_s; in code max", 0, MAX_EXPIRY_S)
+    max_s: float = _setting(
+        600,
+        "the longest wait, at least base_s; where it is not given, a longer base_s counts instead; in code max",
+        0,
+        MAX_EXPIRY_S,
+    )
     jitter: bool = _setting(True, "each wait is drawn between half of it and all of it")
+
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The longest wait is a longer ``base_s`` where only that is given: the default is nobody's wish."""
+        if "base_s" not in values or "max_s" in values:
+            return values
+        return {**values, "max_s": max(parse_duration_s(values["base_s"], "retries.base_s"), cls.max_s)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -895,7 +912,7 @@ def resolve(
     """
     values, sources = _given(cls, arguments, file, name, environ)
     try:
-        return cls(**{**(stored or {}), **values})
+        return cls(**cls.completed({**(stored or {}), **values}))
     except ConfigError as exc:
         told = re.findall(r"[a-z_]+", str(exc))
         found = list(dict.fromkeys(sources[one] for one in told if one in sources))

@@ -87,7 +87,7 @@ class Retry:
         attempts: calls of the handler, the first included; then the message goes to the sideline.
         base: wait behind the first failed attempt: seconds, text such as ``"500ms"``, or a timedelta.
         factor: each further wait is so many times as long ...
-        max: ... and never longer than this.
+        max: ... and never longer than this. The default is 600 s, or ``base`` where that is longer.
         jitter: each wait is drawn between half of it and all of it, so that what failed together does not come together.
         on: only these exceptions are tried again. The default is every failure.
         give_up_on: ... but not these.
@@ -98,13 +98,14 @@ class Retry:
     attempts: int = 8
     base: Duration = 1.0
     factor: float = 2.0
-    max: Duration = 600.0
+    max: Duration | None = None
     jitter: bool = True
     on: Kinds = (BaseException,)
     give_up_on: Kinds = ()
 
     def __post_init__(self) -> None:
-        base_s, max_s = (parse_duration_s(getattr(self, name), f"retry.{name}") for name in ("base", "max"))
+        base_s = parse_duration_s(self.base, "retry.base")
+        max_s = max(float(RetrySettings.max_s), base_s) if self.max is None else parse_duration_s(self.max, "retry.max")
         checked = {
             "attempts": check_whole(self.attempts, "retry.attempts", 1, MOST_ATTEMPTS),
             "base": check_number(base_s, "retry.base", 0, MAX_EXPIRY_S),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ignis
-from ignis.config import check_sections, load_file
+from ignis.config import RetrySettings, check_sections, load_file, resolve
 from ignis.errors import ConfigError, HandlerTimeoutError
 from ignis.retries import ANY_HANDLER, NEVER, Backoff, Retry, RetryLater, RetryRules, retry_rules
 
@@ -53,6 +53,16 @@ def test_jitter_reaches_both_ends() -> None:
     assert len({backoff.delay_s(1) for _ in range(50)}) > 1
 
 
+def test_a_base_longer_than_the_default_of_max_is_the_longest_wait() -> None:
+    assert Retry().max_s == Retry(base="10m").max_s == Retry(base=0.5).max_s == 600
+    slow = Retry(base="15m", jitter=False)
+    assert (slow.max_s, slow.backoff.delay_s(1), slow.backoff.delay_s(5)) == (900, 900, 900)
+    assert Retry(base="15m", max="1h").max_s == 3_600
+    file = {"retries": {"slow": {"base": "15m"}, "shared": {"base_s": 5}, "max_too": {"base": "15m", "max": "1h"}}}
+    found = [resolve(RetrySettings, {}, file, name=name, environ={}) for name in ("slow", "shared", "max_too")]
+    assert [(one.base_s, one.max_s) for one in found] == [(900, 900), (5, 600), (900, 3_600)]
+
+
 def test_no_base_is_no_wait_however_often() -> None:
     assert Retry(base=0, factor=1_000, attempts=1_000).backoff.delay_s(900) == 0.0
 
@@ -67,7 +77,8 @@ def test_no_base_is_no_wait_however_often() -> None:
         ({"base": -1}, "retry.base = -1.0 is outside 0 to 31536000"),
         ({"base": float("nan")}, "retry.base = nan is not a finite number"),
         ({"max": "1000d"}, "retry.max = .* is outside 0 to 31536000"),
-        ({"base": "2h"}, "retry.max = 600.0 is below base = '2h'"),
+        ({"base": "2h", "max": 600.0}, "retry.max = 600.0 is below base = '2h'"),
+        ({"base": "1000d"}, "retry.base = .* is outside 0 to 31536000"),
         ({"factor": 0.5}, "retry.factor = 0.5 is outside 1 to 1000"),
         ({"factor": "2"}, "retry.factor = '2' is not a number"),
         ({"jitter": "perhaps"}, "retry.jitter = 'perhaps' is not True or False"),
@@ -171,7 +182,9 @@ def test_a_policy_by_name(settings: Path) -> None:
     ("text", "why"),
     [
         ("[retries.slow]\nattempts = 0", r"retries.attempts = 0 is outside 1 to 1000 .*\[retries.slow\]"),
-        ("[retries.slow]\nbase = '2h'", "retries.max_s = 600 is below base_s = 7200"),
+        ("[retries.slow]\nbase = '2h'\nmax = '10m'", "retries.max_s = 600 is below base_s = 7200"),
+        ("[retries]\nmax = '10m'\n[retries.slow]\nbase = '2h'", "retries.max_s = 600 is below base_s = 7200"),
+        ("[retries.slow]\nbase = 'soon'", r"retries.base_s = 'soon' is not a duration.*\[retries.slow\]"),
         ("[retries.slow]\ntimes = 3", "unknown retries setting 'times'.*base_s.*; the _s at an end may be left out"),
         ("[retries]\nslow = 3", "unknown retries setting 'slow'"),
     ],
