@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tenacity
 
-from ignis.broker.client.reconnect import Attempts, retry_rules
+from ignis.broker.client.reconnect import Attempts, retry_rules, time_tried
 from ignis.config import ClientSettings
 
 
@@ -32,3 +32,16 @@ def test_the_last_try_is_made_when_the_time_is_nearly_over(limit_s: float) -> No
             attempts += 1
         assert limit_s - min(0.1, limit_s / 10) == pytest.approx(passed_s)
         assert max(waits) <= ClientSettings().max_retry_wait_s
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "says"),
+    [
+        (10.0, "; tried for 10 s (client.connect_timeout_s)"),
+        (9.9987, "; tried for 10 s (client.connect_timeout_s)"),
+        (4.0, "; tried for 4 s (client.timeout_s)"),
+        (2.5, "; tried for 2.5 s"),
+    ],
+)
+def test_how_long_it_was_tried_is_said_with_its_setting(limit_s: float, says: str) -> None:
+    assert time_tried(ClientSettings(timeout_s=4), limit_s) == says

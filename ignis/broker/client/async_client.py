@@ -19,7 +19,7 @@ from ignis.broker.client.async_subscription import AsyncSubscription
 from ignis.broker.client.client_base import ClientBase, chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForCoroutines
-from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting
+from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting, time_tried
 from ignis.broker.protocol.machine import State
 from ignis.broker.protocol.table import FINISHING
 from ignis.config import ClientSettings
@@ -187,7 +187,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         try:
             return await retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
-            raise explained(exc, self.address, attempts) from exc
+            raise explained(exc, self.address, attempts, time_tried(self.settings, limit_s)) from exc
 
     async def _open_once(self, deadline: float) -> AsyncConnection:
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from ignis.errors import (
     TooManyRequestsError,
 )
 
-__all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tls", "still_connecting"]
+__all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tls", "still_connecting", "time_tried"]
 
 _AGAIN = (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
 _TIME_UP = (StoreTimeoutError, TimeoutError)
@@ -88,9 +88,9 @@ def final_tls_error(exc: BaseException | None) -> ssl.SSLError | None:
     return exc if isinstance(exc, ssl.SSLError) and not isinstance(exc, _CUT_OFF) else None
 
 
-def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts) -> IgnisError:
+def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts, tried: str = "") -> IgnisError:
     """Makes what the user is told: where, why, and which option is about it. An attempt that had next to no time left says
-    nothing that an earlier one did not say better."""
+    nothing that an earlier one did not say better. ``tried``: what `time_tried` says, of an error that took so long."""
     if isinstance(exc, _TIME_UP) and attempts.failure is not None:
         exc = attempts.failure
     where = address.name
@@ -102,12 +102,20 @@ def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts) ->
     if isinstance(exc, ConnectionLostError) and address.tls is not None:
         return StoreUnreachableError(
             f"{where}: {exc}; a broker with TLS ends it like this when it wants a client's certificate that its own"
-            " authorities signed (options cert and key)"
+            " authorities signed (options cert and key)" + tried
         )
     if isinstance(exc, (OSError, ConnectionLostError, StoreTimeoutError)):
-        return StoreUnreachableError(f"{where}: {exc}")
+        return StoreUnreachableError(f"{where}: {exc}{tried}")
     assert isinstance(exc, IgnisError)
     return exc
+
+
+def time_tried(settings: ClientSettings, limit_s: float) -> str:
+    """How long it was tried, and by which setting, if it was one: who waits in silence looks for what to change."""
+    by = {"client.connect_timeout_s": settings.connect_timeout_s, "client.timeout_s": settings.timeout_s}
+    # Some time has passed since the setting was read.
+    setting = next((f" ({name})" for name, value_s in by.items() if 0.99 * value_s <= limit_s <= value_s), "")
+    return f"; tried for {round(limit_s, 2):g} s{setting}"
 
 
 def still_connecting(what: str, address: BrokerAddress, attempts: Attempts) -> StoreUnreachableError:

@@ -20,7 +20,7 @@ from ignis.broker.client.claim_tracker import ClaimTracker
 from ignis.broker.client.client_base import ClientBase, chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForThreads
-from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting
+from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting, time_tried
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.client.sync_subscription import SyncSubscription
@@ -205,7 +205,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         try:
             connection: SyncConnection = retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
-            raise explained(exc, self.address, attempts) from exc
+            raise explained(exc, self.address, attempts, time_tried(self.settings, limit_s)) from exc
         self._say_back()
         return connection
 

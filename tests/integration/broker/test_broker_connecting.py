@@ -109,6 +109,14 @@ def test_what_a_coroutine_waits_for_is_told_in_the_same_way() -> None:
     asyncio.run(main())
 
 
+def test_a_port_where_nobody_listens(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    said = r"127\.0\.0\.1:\d+: \[Errno 111\] .*; tried for 0\.3 s \(client\.connect_timeout_s\)$"
+    with pytest.raises(StoreUnreachableError, match=said):
+        ask(port, timeout_s=0.3)
+
+
 def test_with_tls(ask: Ask, with_tls: int, files: TlsFiles) -> None:
     assert ask(with_tls, client_context(files.ca)) == []
 
