@@ -823,7 +823,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
             continue
         if name in _APPLICATION_VARIABLES:
             raise ConfigError(f"the environment has {name}, which names no setting: {APPLICATION_HINT}")
-        near = near_name(name, known)
+        near = near_name(name, known, "IGNIS_")
         if near is not None:
             raise ConfigError(f"the environment has {name}, which names no setting; is {near} meant?")
         if name.startswith(sections):

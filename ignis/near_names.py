@@ -8,9 +8,17 @@ from collections.abc import Iterable
 __all__ = ["meant", "near_name"]
 
 
-def near_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is close to a misspelt one; None where none is."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.8)), None)
+def near_name(name: str, known: Iterable[str], common: str = "") -> str | None:
+    """The known name that is close to a misspelt one; None where none is.
+
+    ``common``: what all of them begin with. It makes short names alike, so the rest must be close as well.
+    """
+    near = next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.8)), None)
+    if near is None or not common:
+        return near
+    # In a short rest one mistake is a larger part: URL and RUL.
+    rests = difflib.get_close_matches(name.removeprefix(common), [near.removeprefix(common)], 1, 0.6)
+    return near if rests else None
 
 
 def meant(name: object, known: Iterable[str]) -> str:

@@ -241,6 +241,7 @@ def test_settings_cannot_be_changed() -> None:
         ("IGNIS_QUEUE_SHARD", "is IGNIS_QUEUE_SHARDS meant"),
         ("IGNIS_QUEUES_SHARDS", "is IGNIS_QUEUE_SHARDS meant"),
         ("IGNIS_RUL", "is IGNIS_URL meant"),
+        ("IGNIS_TOKE", "is IGNIS_TOKEN meant"),
         ("IGNIS_CONSUMER_MAX_CONSUMER", "is IGNIS_CONSUMER_MAX_CONSUMERS meant"),
         ("IGNIS_CLIENT_ID", r"Ignis\(url, client_id=\.\.\., .* commands take --client-id"),
         ("IGNIS_FARM_ID", r"Ignis\(url, client_id=\.\.\., .* commands take --client-id"),
@@ -280,6 +281,13 @@ def test_a_variable_of_somebody_else_is_told_once(caplog: pytest.LogCaptureFixtu
     for _ in range(2):
         load_file(None, {"IGNIS_HOUSE_KEEPING_CREW": "x"})
     assert caplog.text.count("IGNIS_HOUSE_KEEPING_CREW, which names no setting") == 1
+
+
+@pytest.mark.parametrize("name", ["IGNIS_ENV", "IGNIS_USER", "IGNIS_KEY"])
+def test_a_variable_is_not_near_by_what_all_begin_with(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """IGNIS_TOKEN was guessed for IGNIS_ENV, and every command refused."""
+    assert load_file(None, {name: "prod"}) == {}
+    assert f"{name}, which names no setting of ignis" in caplog.text
 
 
 def test_every_variable_that_the_project_reads_is_known() -> None:
