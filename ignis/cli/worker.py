@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -107,7 +108,7 @@ def find_app(target: str) -> Ignis:
         sys.path.insert(0, directory)
     try:
         with imported_by_worker():
-            found: object = importlib.import_module(module_name)
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
             raise ConfigError(f"there is no module {exc.name!r} in {directory} or on the path") from exc
@@ -116,14 +117,27 @@ def find_app(target: str) -> Ignis:
         raise ConfigError(f"cannot import {module_name}: {exc}") from exc
     except Exception as exc:
         raise ConfigError(f"cannot import {module_name}: {type(exc).__name__}: {exc}{_place(exc)}") from exc
+    found: object = module
     for name in (path or "app").split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            raise ConfigError(f"module {module_name} has no {path or 'app'!r}; name it as {module_name}:NAME") from None
+            raise ConfigError(f"module {module_name} has no {path or 'app'!r}; {_applications(module)}") from None
     if not isinstance(found, Ignis):
-        raise ConfigError(f"{target} is a {type(found).__name__}, not an ignis.Ignis object")
+        raise ConfigError(f"{target} is a {type(found).__name__}, not an ignis.Ignis object; {_applications(module)}")
     return found
+
+
+_MOST_NAMED = 10
+
+
+def _applications(module: ModuleType) -> str:
+    """For an error: how the applications of a module are named."""
+    names = [name for name, value in vars(module).items() if isinstance(value, Ignis)]
+    if not names:
+        return "no name in it is an ignis.Ignis object"
+    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"name it as {' or '.join(f'{module.__name__}:{name}' for name in names[:_MOST_NAMED])}{more}"
 
 
 def _place(exc: BaseException) -> str:

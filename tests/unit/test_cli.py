@@ -749,7 +749,16 @@ def test_sweep(run: Run, url: str, app: Ignis) -> None:
         ("broken_two", "import not_there_at_all\n", "not_there_at_all"),
         ("empty_one", "", "'app'"),
         ("empty_two:shop.app", "", "'shop.app'"),
+        ("empty_three:app", "import ignis\n", "no name in it is an ignis.Ignis object"),
+        ("two:shop", "import ignis\na = ignis.Ignis()\nb = ignis.Ignis()\n", "no 'shop'; name it as two:a or two:b"),
+        ("two_more", "import ignis\na = ignis.Ignis()\n", "module two_more has no 'app'; name it as two_more:a"),
+        (
+            "many",
+            "import ignis\nfor n in range(12):\n    globals()[f'a{{n}}'] = ignis.Ignis({url!r})\n",
+            "many:a8 or many:a9, and 2 more",
+        ),
         ("number_one:app", "app = 1\n", "int"),
+        ("number_two:app", "import ignis\napp = 1\nreal = ignis.Ignis()\n", "name it as number_two:real"),
         ("./shop_file.py", None, "names a file; write MODULE:APP, such as shop_file:app"),
         ("handlerless:app", "import ignis\napp = ignis.Ignis({url!r})\n", "handler"),
         (
