@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
+from msgspec import inspect as kinds
 
 from ignis.body_plan import plan_of
 from ignis.config import shown
@@ -111,6 +112,7 @@ class BodyCodec(Generic[M]):
             # Whatever it is: msgspec asks the type itself, and a forward reference raises NameError.
             raise ConfigError(f"message type {shown(type)} cannot be encoded as {codec}: {exc}") from exc
         self.encode = self._encode_known
+        _check_is_read(type, codec, strict)
         anything = any(target is one for one in _ANYTHING)
         # What JSON has no form for, it writes in the form of something else: that shows when it is read, also without a type.
         self._reads_back = strict and (self._is_json or not anything)
@@ -247,6 +249,31 @@ def error_text(exc: BaseException) -> str:
         return str(exc)
     except Exception:
         return type(exc).__qualname__
+
+
+_READ: tuple[object, ...] = (
+    None, True, 0, 0.0, "", b"", [], {}, dt.datetime.min.replace(tzinfo=dt.timezone.utc), msgspec.msgpack.Ext(0, b""),
+)  # fmt: skip
+"""What a body is read as where its type says nothing of its form: one of each kind."""
+
+
+def _check_is_read(kind: Any, codec: str, strict: bool) -> None:
+    """Raises ConfigError where it is certain that no body is read as an object of this class: each message would be refused.
+
+    A class whose own metaclass says what is one of its objects, as those of ``abc`` and ``Protocol`` do, may surprise: of those
+    nothing is said, nor of what only holds such objects.
+    """
+    if not strict or type(kind) is not type:
+        return
+    try:
+        found = isinstance(kinds.type_info(kind), kinds.CustomType) and not any(isinstance(one, kind) for one in _READ)
+    except Exception:  # of a type that only the codec understands
+        return
+    if found:
+        raise ConfigError(
+            f"message type {shown(kind)} cannot be encoded as {codec}: no body is read as one of its objects; make it a "
+            "dataclass, a msgspec.Struct or a pydantic model, or leave the type out"
+        )
 
 
 def _tells_instances(kind: Any) -> bool:

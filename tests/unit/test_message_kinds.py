@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import abc
+import collections
+import collections.abc
 import dataclasses
 import datetime as dt
+import decimal
+import enum
 import typing
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypeVar
 
 import attrs
 import msgspec
@@ -283,6 +289,72 @@ def test_what_cannot_be_validated_is_refused_when_the_queue_is_made(memory_app: 
     with pytest.raises(ConfigError, match="codec raw takes messages of bytes or str"):
         memory_app.queue("jobs", Model, codec="raw")
     assert memory_app.queues() == []
+
+
+class Plain:
+    pass
+
+
+class Map(dict[str, int]):
+    pass
+
+
+class Slots:
+    __slots__ = ("id",)
+
+
+class Failed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize("kind", [Plain, Map, Slots, Failed, complex, collections.deque, collections.OrderedDict])
+def test_a_class_that_nothing_is_read_as_is_refused_when_the_queue_is_made(
+    memory_app: ignis.Ignis, kind: Any, codec: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}.* cannot be encoded as {codec}: .*make it a dataclass"):
+        memory_app.queue("jobs", kind, codec=codec)
+    assert memory_app.queues() == []
+    # Without reading back it writes what others may read.
+    memory_app.queue("jobs", Map, codec=codec, strict=False).publish(Map(a=1))
+
+
+class Listed(abc.ABC):
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return other is dict
+
+    @abc.abstractmethod
+    def items(self) -> Iterable[Any]: ...
+
+
+class Rows(Protocol):
+    rows: int
+
+
+T = TypeVar("T")
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        object, Any, Listed, Rows, T, NewType("Number", int), Literal["a"], enum.Enum("Colour", "RED"), list[Plain],
+        dict[str, Plain], Plain | None, dataclasses.make_dataclass("Holder", [("one", Plain, None)]),
+        collections.abc.Mapping, Iterable[int],
+        msgspec.Raw, decimal.Decimal, dt.datetime, uuid.UUID, Data | None, Tuple, Typed, Attrs,
+    ],
+)  # fmt: skip
+def test_a_type_of_which_that_is_not_certain_is_left_to_each_message(
+    memory_app: ignis.Ignis, kind: Any, codec: str
+) -> None:
+    assert memory_app.queue("jobs", kind, codec=codec).type is kind
+
+
+def test_a_class_whose_objects_are_read_by_its_hook_is_used(memory_app: ignis.Ignis) -> None:
+    jobs = memory_app.queue("jobs", collections.abc.Hashable)  # type: ignore[type-abstract]
+    jobs.publish("a")
+    assert [one.message for one in jobs.main.fire(1)] == ["a"]
 
 
 def test_a_model_of_pydantic_1_is_refused(memory_app: ignis.Ignis) -> None:
