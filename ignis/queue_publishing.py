@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ignis.async_publisher import AsyncPublisher
 from ignis.config import shown
@@ -16,6 +16,7 @@ from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.later import Later, due_time_ms
 from ignis.magazine import ID_BYTES, MessageIds, Published
+from ignis.near_names import elsewhere_or_meant
 from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_parts import QueueParts
 from ignis.storage.os_errors import without_means
@@ -29,6 +30,15 @@ __all__ = ["PublishingQueue"]
 
 M = TypeVar("M")
 Delay = float | str | timedelta
+
+_OPTIONS = ("key", "keys", "headers", "delay", "at", "expires_in", "expires_at")
+
+
+def _refuse_options(others: Mapping[str, object]) -> NoReturn:
+    name = next(iter(others))
+    raise ConfigError(
+        f"publish_many() has no argument {shown(name)}; {elsewhere_or_meant(name, _OPTIONS)}known: {', '.join(_OPTIONS)}"
+    )
 
 
 class PublishingQueue(QueueParts[M]):
@@ -98,6 +108,7 @@ class PublishingQueue(QueueParts[M]):
         at: datetime | None = None,
         expires_in: Delay | None = None,
         expires_at: datetime | None = None,
+        **others: NoReturn,
     ) -> MessageIds:
         """Stores many messages, 8,192 or 64 MiB in each transaction, and through a broker at most what a frame takes. On return
         all are durable, as the queue's ``durability`` promises. Returns their ids in order, which take 16 bytes each.
@@ -117,6 +128,8 @@ class PublishingQueue(QueueParts[M]):
         Raises what `publish` raises. InvalidMessageError also for text, bytes or a mapping: they would be published piece by
         piece.
         """
+        if others:  # `publish` has no such look: it would cost each of its calls a mapping
+            _refuse_options(others)
         given: Any = messages  # of any type, whatever the annotation says
         if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
             raise InvalidMessageError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from ignis.config import (
     MAX_EXPIRY_S,
@@ -20,7 +20,7 @@ from ignis.config import (
 )
 from ignis.errors import ConfigError
 from ignis.later import check_delay_s, until_s
-from ignis.near_names import meant
+from ignis.near_names import elsewhere_or_meant, meant
 
 __all__ = [
     "ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "is_kind", "retry_policy", "retry_rules",
@@ -75,7 +75,12 @@ NEVER = Backoff(1)
 """The message goes to the sideline."""
 
 
-@dataclass(frozen=True)
+def _longest_wait_s(base_s: float) -> float:
+    """Where only ``base`` is given: the default may be below it, and is nobody's wish."""
+    return max(float(RetrySettings.max_s), base_s)
+
+
+@dataclass(frozen=True, init=False)
 class Retry:
     """When a message whose handler failed is tried again. Immutable; may be shared by handlers.
 
@@ -103,22 +108,37 @@ class Retry:
     on: Kinds = (BaseException,)
     give_up_on: Kinds = ()
 
-    def __post_init__(self) -> None:
-        base_s = parse_duration_s(self.base, "retry.base")
-        max_s = max(float(RetrySettings.max_s), base_s) if self.max is None else parse_duration_s(self.max, "retry.max")
+    def __init__(
+        self,
+        attempts: int = attempts,
+        base: Duration = base,
+        factor: float = factor,
+        max: Duration | None = None,  # noqa: A002 - the policy's own word
+        jitter: bool = jitter,
+        on: Kinds = on,
+        give_up_on: Kinds = give_up_on,
+        **others: NoReturn,
+    ) -> None:
+        if others:
+            name, known = next(iter(others)), [one.name for one in fields(self)]
+            raise ConfigError(
+                f"Retry has no argument {shown(name)}; {elsewhere_or_meant(name, known)}known: {', '.join(known)}"
+            )
+        base_s = parse_duration_s(base, "retry.base")
+        max_s = _longest_wait_s(base_s) if max is None else parse_duration_s(max, "retry.max")
         checked = {
-            "attempts": check_whole(self.attempts, "retry.attempts", 1, MOST_ATTEMPTS),
+            "attempts": check_whole(attempts, "retry.attempts", 1, MOST_ATTEMPTS),
             "base": check_number(base_s, "retry.base", 0, MAX_EXPIRY_S),
-            "factor": float(check_number(self.factor, "retry.factor", 1, MOST_FACTOR)),
+            "factor": float(check_number(factor, "retry.factor", 1, MOST_FACTOR)),
             "max": check_number(max_s, "retry.max", 0, MAX_EXPIRY_S),
-            "jitter": self.jitter,
-            "on": _kinds(self.on, "retry.on"),
-            "give_up_on": _kinds(self.give_up_on, "retry.give_up_on"),
+            "jitter": jitter,
+            "on": _kinds(on, "retry.on"),
+            "give_up_on": _kinds(give_up_on, "retry.give_up_on"),
         }
-        if not isinstance(self.jitter, bool):  # text is for settings files and the environment
-            raise ConfigError(f"retry.jitter = {shown(self.jitter)} is not True or False")
+        if not isinstance(jitter, bool):  # text is for settings files and the environment
+            raise ConfigError(f"retry.jitter = {shown(jitter)} is not True or False")
         if max_s < base_s:
-            raise ConfigError(f"retry.max = {shown(self.max)} is below base = {shown(self.base)}")
+            raise ConfigError(f"retry.max = {shown(max)} is below base = {shown(base)}")
         if not checked["on"]:
             raise ConfigError("retry.on is empty: nothing would be tried again; leave it out for every failure")
         for name, value in checked.items():

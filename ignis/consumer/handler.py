@@ -20,7 +20,7 @@ from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
 from ignis.message import Message, as_utf8
 from ignis.native import Record
 from ignis.native.handling import Delivery
-from ignis.near_names import meant
+from ignis.near_names import elsewhere_or_meant
 from ignis.retries import RetryRules, retry_rules
 
 __all__ = [
@@ -44,11 +44,6 @@ BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
 _OPTIONS = ("attempts", "batch_size", "batch_wait_s", "concurrency", "ignore", "pool", "retry", "timeout_s")
-_CELERYS = (
-    "acks_late", "autoretry_for", "bind", "default_retry_delay", "expires", "ignore_result", "max_retries", "name", "priority",
-    "queue", "rate_limit", "reject_on_worker_lost", "retry_backoff", "retry_backoff_max", "retry_jitter", "serializer",
-    "soft_time_limit", "throws", "time_limit",
-)  # fmt: skip
 _MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s", "retry")
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
@@ -317,9 +312,8 @@ def make_spec(
     """
     for name in options:
         if name not in _OPTIONS:
-            elsewhere = "docs/coming-from-celery.md says what is here for it; " if name in _CELERYS else ""
             raise ConfigError(
-                f"handler of queue {queue!r}: unknown option {shown(name)}; {elsewhere or meant(name, _OPTIONS)}"
+                f"handler of queue {queue!r}: unknown option {shown(name)}; {elsewhere_or_meant(name, _OPTIONS)}"
                 f"known: {', '.join(_OPTIONS)}"
             )
     options = {name: value for name, value in options.items() if value is not None or name not in _MAY_BE_NONE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any, NoReturn
 
@@ -315,4 +316,24 @@ def test_one_message_is_not_many(memory_app: ignis.Ignis, messages: Any, key: An
     queue = memory_app.queue("texts", str)
     with pytest.raises(InvalidMessageError, match=r"publish\(\)"):
         queue.publish_many(messages, key=key)
+    assert queue.main.pending() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"countdown": 3},
+            "'countdown'; docs/coming-from-celery.md says what is here for it; known: key, keys, headers",
+        ),
+        ({"header": {}}, r"'header'; is headers meant\? known: key"),
+        ({"colour": 3}, "publish_many.. has no argument 'colour'; known: key"),
+    ],
+)
+def test_an_argument_that_publish_many_has_not(memory_app: ignis.Ignis, options: dict[str, Any], says: str) -> None:
+    queue = memory_app.queue("q")
+    with pytest.raises(ConfigError, match=says):
+        queue.publish_many([1], **options)
+    with pytest.raises(ConfigError, match=says):
+        asyncio.run(queue.apublish_many([1], **options))
     assert queue.main.pending() == 0

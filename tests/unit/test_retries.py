@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_a_base_longer_than_the_default_of_max_is_the_longest_wait() -> None:
     assert [(one.base_s, one.max_s) for one in found] == [(900, 900), (5, 600), (900, 3_600)]
 
 
+def test_a_policy_is_a_value() -> None:
+    policy = Retry(3, "2s", max="1m", on=[OSError])  # type: ignore[arg-type]
+    for same in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy), dataclasses.replace(policy)):
+        assert same == policy and hash(same) == hash(policy) and repr(same) == repr(policy)
+    assert dataclasses.replace(policy, attempts=4).attempts == 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.attempts = 4  # type: ignore[misc]
+
+
 def test_no_base_is_no_wait_however_often() -> None:
     assert Retry(base=0, factor=1_000, attempts=1_000).backoff.delay_s(900) == 0.0
 
@@ -83,6 +93,12 @@ def test_no_base_is_no_wait_however_often() -> None:
         ({"factor": "2"}, "retry.factor = '2' is not a number"),
         ({"jitter": "perhaps"}, "retry.jitter = 'perhaps' is not True or False"),
         ({"jitter": "yes"}, "retry.jitter = 'yes' is not True or False"),
+        (
+            {"max_attempts": 3},
+            r"Retry has no argument 'max_attempts'; is attempts meant\? known: attempts, base, factor, max",
+        ),
+        ({"max_retries": 3}, r"'max_retries'; docs/coming-from-celery.md says what is here for it; known: attempts, "),
+        ({"backoff": 3}, "Retry has no argument 'backoff'; known: attempts, "),
         ({"jitter": 1}, "retry.jitter = 1 is not True or False"),
         ({"on": "TimeoutError"}, "retry.on holds 'TimeoutError', which is not an exception class"),
         ({"on": ()}, "retry.on is empty"),
