@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, SupportsIndex, TypeVar, overload
 
 from ignis.app_running import AppRunning
 from ignis.app_schedules import AppSchedules
@@ -618,6 +618,12 @@ class Ignis(AppSettings):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await in_thread(self.close)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "an Ignis is not pickled or copied: it has threads, locks and an open store of its process; make one in the child, "
+            "by importing the module that makes it, and hand over that module's name or the URL"
+        )
 
     def __repr__(self) -> str:
         return f"<Ignis {redacted(self.url or '')!r} {self.farm_id}/{self.client_id}>"

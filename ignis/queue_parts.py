@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, SupportsIndex, TypeVar
 
 from ignis.config import QueueSettings
 from ignis.consumer.handler import HandlerSpec
@@ -34,6 +34,12 @@ class QueueParts(Generic[M]):
         self._sideline: Magazine[M] | None = None
         self._handling: QueueHandling[M] = QueueHandling(app, self._definition, self._lock, self.context)
         self._times = QueueTimes()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"queue {self.name!r} is not pickled or copied: it is of its application, which is of its process; make the "
+            "application in the child, by importing the module that makes it, and hand over the queue's name"
+        )
 
     @property
     def app(self) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -381,3 +383,19 @@ def test_a_queue_made_twice_names_what_differs() -> None:
             app.queue("o", list)
         with pytest.raises(QueueMismatchError, match=r"before with shards = 4, now asked for with 8$"):
             app.queue("o", shards=8)
+
+
+@pytest.mark.parametrize("by", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_is_of_a_process_is_not_handed_to_another(memory_app: ignis.Ignis, by: Callable[[Any], Any]) -> None:
+    queue = memory_app.queue("orders")
+    with pytest.raises(
+        TypeError, match=r"an Ignis is not pickled or copied: .* make one in the child, by importing the module"
+    ):
+        by(memory_app)
+    with pytest.raises(TypeError, match=r"queue 'orders' is not pickled or copied: .* hand over the queue's name"):
+        by(queue)
+
+
+def test_a_method_of_a_queue_is_not_pickled_either(memory_app: ignis.Ignis) -> None:
+    with pytest.raises(TypeError, match="queue 'orders' is not pickled"):
+        pickle.dumps(memory_app.queue("orders").publish)
