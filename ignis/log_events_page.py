@@ -23,7 +23,7 @@ _FUNCTIONS = {"log_safely": 2, "call_user_code": 1, "say_broken": 0, "_say_displ
 """Where their text stands among their arguments."""
 _FORWARDERS = frozenset(("hooks.py", "log_limit.py", "broker/repeated_log.py"))
 """They log the texts of others."""
-_BY_FIELDS = {"handler_raised": "error", "message_failed": "warning", "answer_ignored": "warning"}
+_BY_FIELDS = {"handler_raised": "error, warning", "message_failed": "error, warning", "answer_ignored": "warning"}
 """Named by `ignis.consumer.handler_log`, where the text is put together."""
 _ELSEWHERE = ("console",)
 

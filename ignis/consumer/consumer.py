@@ -29,7 +29,7 @@ from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk, make_pool
 from ignis.consumer.pools.base import Call
-from ignis.consumer.runner import Runner, message_name
+from ignis.consumer.runner import Runner, message_name, overrun_follows
 from ignis.consumer.taking import wait_for_memory
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
@@ -110,6 +110,7 @@ class Consumer:
         )
         self._pool.on_ended = self._check_soon
         self._pool.name_of = self._name_of
+        self._pool.overrun_follows = self._overrun_follows
         self._started = False
         self._check_timer: Timer | None = None
         self._check_often = False
@@ -388,6 +389,10 @@ class Consumer:
         """Of messages in hand, for the log."""
         chunk, index = self._in_hand.locate(first_id)
         return message_name(chunk.records[index], count)
+
+    def _overrun_follows(self, first_id: int) -> bool:
+        chunk, index = self._in_hand.locate(first_id)
+        return overrun_follows(self.spec.retry, chunk.records[index])
 
     def _poke(self) -> None:
         self._claims.poke()

@@ -211,7 +211,7 @@ class HandlerSpec:
 
     def __post_init__(self) -> None:
         check_handler(self.fn, f"handler of queue {self.queue!r}")
-        self.log = HandlerLog(self.queue, self.name, retries=self.retry is not None)
+        self.log = HandlerLog(self.queue, self.name)
         if not isinstance(self.pool, str):
             raise ConfigError(f"pool = {shown(self.pool)} is not one of {', '.join(POOLS)}")
         is_async = is_coroutine_function(self.fn)

@@ -17,7 +17,7 @@ from ignis.history import type_name, without_callers
 from ignis.hooks import call_user_code, log_safely
 from ignis.log_format import error_type, event_text
 from ignis.log_limit import LogLimit
-from ignis.message import REASONS
+from ignis.message import REASON_TIMEOUT, REASONS
 
 __all__ = ["FailureTold", "HandlerLog", "cut", "failure_fields", "failure_told", "message_id_in"]
 
@@ -31,6 +31,9 @@ _MESSAGE = re.compile(r"\bmessage ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\
 """A message as `ignis.consumer.runner.message_name` names it."""
 _RAISED, _FAILED, _IGNORED = "handler_raised", "message_failed", "answer_ignored"
 """Events, see `ignis.log_format`."""
+_AGAIN = "again "
+_HANDLERS_FAULT = (REASON_TIMEOUT,)
+"""Reasons that are as grave as an exception."""
 
 FailureTold = tuple[str, str, str]
 """Of an exception in another process: its type, its text, its traceback."""
@@ -43,13 +46,11 @@ class HandlerLog:
 
     Args:
         queue, handler: their names.
-        retries: whether the handler has a ``retry``, by which a message that failed may be tried again.
     """
 
-    def __init__(self, queue: str, handler: str, *, retries: bool = False) -> None:
+    def __init__(self, queue: str, handler: str) -> None:
         self._queue = queue
         self._name = f"handler {handler} of queue {queue}"
-        self._became = "failed" if retries else "goes to the sideline"
         self._limit = LogLimit()
         self._once: dict[str, object] = {}
         self.send: Send | None = None
@@ -58,20 +59,21 @@ class HandlerLog:
     def raised(self, exc: BaseException, message: str, *, again: bool) -> None:
         """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows."""
         kind = type_name(exc)
-        # Two limits: what is tried again must not keep quiet that a message failed for good.
-        kept = f"again {kind}" if again else kind
+        kept = _kept(kind, again=again)
         count = self._limit.due(kept)
         if count:
-            then = "it is tried again" if again else "the message goes to the sideline"
-            text = f"{self._name} raised {kind} on {message}; {then}{_more(count)}"
+            text = f"{self._name} raised {kind} on {message}; {_then(again=again)}{_more(count)}"
             self._write(logging.WARNING if again else logging.ERROR, kept, text, exc, _RAISED)
 
-    def failed(self, reason: str, error: str, message: str) -> None:
-        """A message failed without an exception of the handler's: overran, or could not be read."""
-        count = self._limit.due(reason)
+    def failed(self, reason: str, error: str, message: str, *, again: bool = False) -> None:
+        """A message failed without an exception of the handler's: overran, or could not be read. ``again``: whether another
+        attempt follows."""
+        kept = _kept(reason, again=again)
+        count = self._limit.due(kept)
         if count:
-            text = f"{self._name}: {message} {self._became}, {reason}: {error}{_more(count)}"
-            self._write(logging.WARNING, reason, text, None, _FAILED)
+            text = f"{self._name}: {message} failed, {reason}: {error}; {_then(again=again)}{_more(count)}"
+            for_good = reason in _HANDLERS_FAULT and not again
+            self._write(logging.ERROR if for_good else logging.WARNING, kept, text, None, _FAILED)
 
     def ignored(self, answer: object) -> None:
         """The handler returned what says nothing. Said once."""
@@ -94,7 +96,7 @@ class HandlerLog:
         if key == "ignored":
             self._write_once(key, text)
         elif self._limit.due(key):
-            event = _FAILED if key in REASONS else _RAISED
+            event = _FAILED if key.removeprefix(_AGAIN) in REASONS else _RAISED
             extra = self._fields(event, text) | failure_fields(failure)
             if log.isEnabledFor(level):
                 made = {"name": log.name, "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
@@ -133,6 +135,15 @@ def message_id_in(text: str) -> str | None:
     """The id of the message, of a batch of the first, that `message_name` has put into a text."""
     named = _MESSAGE.search(text)
     return None if named is None else named[1]
+
+
+def _kept(kind: str, *, again: bool) -> str:
+    """Under which limit a line stands: what is tried again must not keep quiet that a message failed for good."""
+    return f"{_AGAIN}{kind}" if again else kind
+
+
+def _then(*, again: bool) -> str:
+    return "it is tried again" if again else "the message goes to the sideline"
 
 
 def _more(count: int) -> str:

@@ -35,7 +35,7 @@ from ignis.consumer.outcome import (
     stamped,
 )
 from ignis.consumer.work import is_asked
-from ignis.errors import UnreadableMessageError
+from ignis.errors import HandlerTimeoutError, UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
     REASON_CANCELLED,
@@ -63,9 +63,9 @@ from ignis.native.handling import (
 )
 from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
-from ignis.retries import ANY_HANDLER, Backoff, is_kind
+from ignis.retries import ANY_HANDLER, Backoff, RetryRules, is_kind
 
-__all__ = ["NOT_CALLED", "Runner", "message_name"]
+__all__ = ["NOT_CALLED", "Runner", "message_name", "overrun_follows"]
 
 NOT_CALLED = (REASON_UNREADABLE, REASON_EXPIRED)
 """Reasons of messages that were not handed to the handler."""
@@ -399,7 +399,8 @@ class Runner:
 
     def _overrun(self, record: Record, count: int) -> Failure:
         failure = overrun_failure(cast(float, self._spec.timeout_s))
-        self._log.failed(failure.reason, failure.error, _which(record, count))
+        again = _follows(self._retry, HandlerTimeoutError, record)
+        self._log.failed(failure.reason, failure.error, _which(record, count), again=again)
         return failure
 
     def _ended_by(self, exc: BaseException, record: Callable[[], Record], call: int, count: int) -> Failure | Dropped:
@@ -451,6 +452,21 @@ def message_name(data: bytes, count: int = 1) -> str:
         return _which(Record(data), count)
     except UnreadableMessageError:
         return "a message without an envelope"
+
+
+def overrun_follows(rules: RetryRules | None, data: bytes) -> bool:
+    """Whether another attempt follows a call that was given up, for a stored message."""
+    try:
+        return _follows(rules, HandlerTimeoutError, Record(data))
+    except UnreadableMessageError:
+        return False
+
+
+def _follows(rules: RetryRules | None, kind: type[Exception], record: Record) -> bool:
+    """Whether a handler's policy lets another delivery follow this one, which failed as if by that exception."""
+    if rules is None or (before := tried(record)) is None:
+        return False
+    return before + 1 < rules.after(kind).attempts
 
 
 def _which(record: Record, count: int) -> str:

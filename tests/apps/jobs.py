@@ -154,6 +154,7 @@ async def act_batch_async(jobs: list[dict[str, Any]], ctx: ignis.Context) -> Any
 JOBS: dict[str, dict[str, Any]] = {
     "jobs": {"ignore": IgnoredError},
     "timed": {"ignore": IgnoredError, "timeout_s": 0.4},
+    "timed-again": {"timeout_s": 0.4, "retry": ignis.Retry(attempts=2, base=0)},
     "again": {"attempts": 3},
     "retried": {"retry": {RuntimeError: ignis.Retry(attempts=3, base=0), Exception: ignis.Retry(attempts=2, base=0)}},
     "batches": {"ignore": IgnoredError, "batch_size": 5, "batch_wait_s": 1.0},
@@ -162,6 +163,7 @@ JOBS: dict[str, dict[str, Any]] = {
 HANDLERS: dict[str, tuple[Any, Any]] = {
     "jobs": (act, act_async),
     "timed": (act_timed, act_timed_async),
+    "timed-again": (act_timed, act_timed_async),
     "again": (act_again, act_again_async),
     "retried": (act_again, act_again_async),
     "batches": (act_batch, act_batch_async),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -111,8 +112,8 @@ def test_what_cannot_be_read_or_overruns_is_logged_too(
     queue.publish({"n": 1})
     memory_app.start()
     wait_idle(queue)
-    assert sorted(one.getMessage().partition("sideline, ")[2].partition(":")[0] for one in said(caplog)) == [
-        "timeout", "unreadable",
+    assert sorted((one.getMessage().partition("failed, ")[2].partition(":")[0], one.levelname) for one in said(caplog)) == [
+        ("timeout", "ERROR"), ("unreadable", "WARNING"),
     ]  # fmt: skip
 
 
@@ -223,7 +224,65 @@ def test_an_overrun_names_the_message(
     memory_app.start()
     eventually(lambda: queue.sideline.pending() == 1)
     journal.path.with_name(journal.path.name + ".released").touch()
-    assert f"message {published.id} goes to the sideline, timeout: handler ran for more than 0.4 s" in caplog.text
+    assert f"message {published.id} failed, timeout: handler ran for more than 0.4 s" in caplog.text
+    [one] = said(caplog)
+    assert (one.levelno, one.getMessage().rpartition("; ")[2]) == (logging.ERROR, "the message goes to the sideline")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_overrun_that_is_tried_again_is_a_warning_and_the_last_an_error(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    queue = jobs.register(memory_app, "timed-again", pool)
+    queue.publish({"n": 1, "do": "hold", "until": "released"})
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 1)
+    journal.path.with_name(journal.path.name + ".released").touch()
+    assert [(one.levelname, one.getMessage().rpartition("; ")[2]) for one in said(caplog)] == [
+        ("WARNING", "it is tried again"),
+        ("ERROR", "the message goes to the sideline"),
+    ]
+
+
+def test_what_a_policy_gives_up_on_is_not_said_to_be_tried_again(
+    memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = memory_app.queue("jobs", dict)
+
+    @queue.handler(timeout_s=0.02, retry=ignis.Retry(attempts=3, base=0, give_up_on=ignis.errors.HandlerTimeoutError))
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(60)
+
+    queue.main.store.load_records("jobs", 0, [encode_record(b"{", flags=CODEC_JSON)])
+    queue.publish({"n": 1})
+    memory_app.start()
+    wait_idle(queue)
+    assert {one.getMessage().rpartition("; ")[2] for one in said(caplog)} == {"the message goes to the sideline"}
+
+
+@pytest.mark.parametrize("pool", ["thread", "async"])
+def test_of_a_batch_that_overran_the_first_message_tells_what_follows(
+    memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    queue = memory_app.queue("jobs", dict, shards=1)
+    options: Any = {"timeout_s": 0.1, "batch_size": 2, "retry": ignis.Retry(attempts=2, base=0)}
+    released = threading.Event()
+    if pool == "async":
+
+        async def slow(messages: Any) -> None:
+            await asyncio.sleep(60)
+
+        queue.handler(slow, **options)
+    else:
+        queue.handler(lambda messages: released.wait(60), **options)
+    queue.publish_many([{"n": 1}, {"n": 2}])
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 2)
+    released.set()
+    assert {(one.levelname, one.getMessage().rpartition("; ")[2]) for one in said(caplog)} == {
+        ("WARNING", "it is tried again"),
+        ("ERROR", "the message goes to the sideline"),
+    }
 
 
 def test_a_line_that_cannot_be_logged_is_named_in_the_log(

@@ -343,6 +343,8 @@ class Pool(abc.ABC):
 
     name_of: Callable[[int, int], str] = staticmethod(lambda request_id, count: "a message")
     """Gives what the messages of a call are called in the log, from the first request id and their number."""
+    overrun_follows: Callable[[int], bool] = staticmethod(lambda request_id: False)
+    """Tells whether another attempt follows when the call of that message, the first of a batch, has run for too long."""
     on_ended: Callable[[], None] = staticmethod(lambda: None)
     """Called when a worker has ended that nobody told to: `check` sees to it."""
     unended: Sequence[Call] = ()

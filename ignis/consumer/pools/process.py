@@ -180,8 +180,9 @@ class ProcessPool(Pool):
                 running = worker.running() if worker.ready and worker.process.poll() is None else None
                 if running is not None and running[2] is not None and running[2] > timeout_s:
                     failure = overrun_failure(timeout_s)
-                    said = f"{failure.error}; its process is killed"
-                    self.spec.log.failed(failure.reason, said, worker.name_of(running[0], running[1]))
+                    said = f"{failure.error} (its process is killed)"
+                    named, again = worker.name_of(running[0], running[1]), worker.overrun_follows(running[0])
+                    self.spec.log.failed(failure.reason, said, named, again=again)
                     worker.kill(failure)
         for worker in [*self._workers, *self._leaving]:
             worker.kill_cancelled(now_s, self._cancel_grace_s)

@@ -69,6 +69,8 @@ class WorkerOwner(Protocol):
 
     def name_of(self, first_id: int, count: int) -> str: ...
 
+    def overrun_follows(self, first_id: int) -> bool: ...
+
     def on_ready(self) -> None: ...
 
     def on_death(self, worker: ProcessWorker) -> None: ...
@@ -197,6 +199,13 @@ class ProcessWorker(Worker):
             return self._pool.name_of(first_id, count)
         except LookupError:
             return "a message that is reported by now"
+
+    def overrun_follows(self, first_id: int) -> bool:
+        """As that of the pool."""
+        try:
+            return self._pool.overrun_follows(first_id)
+        except LookupError:  # as in `name_of`
+            return False
 
     def cancel(self, request_id: int) -> None:
         running = self.running()

@@ -287,7 +287,8 @@ class ThreadPool(Pool):
         if overrun is None:
             return
         failure = overrun_failure(timeout_s)
-        self.spec.log.failed(failure.reason, f"{failure.error}; its thread is given up", self.name_of(*overrun))
+        said, again = f"{failure.error} (its thread is given up)", self.overrun_follows(overrun[0])
+        self.spec.log.failed(failure.reason, said, self.name_of(*overrun), again=again)
         self._lost.append(worker)
         worker.settle_lost(*overrun, failure)
 
