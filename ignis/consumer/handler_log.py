@@ -17,7 +17,7 @@ from ignis.history import type_name, without_callers
 from ignis.hooks import call_user_code, log_safely
 from ignis.log_format import error_type, event_text
 from ignis.log_limit import LogLimit
-from ignis.message import REASON_TIMEOUT, REASONS
+from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASONS
 
 __all__ = ["FailureTold", "HandlerLog", "cut", "failure_fields", "failure_told", "message_id_in"]
 
@@ -32,7 +32,7 @@ _MESSAGE = re.compile(r"\bmessage ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\
 _RAISED, _FAILED, _IGNORED = "handler_raised", "message_failed", "answer_ignored"
 """Events, see `ignis.log_format`."""
 _AGAIN = "again "
-_HANDLERS_FAULT = (REASON_TIMEOUT,)
+_HANDLERS_FAULT = (REASON_EXCEPTION, REASON_TIMEOUT)
 """Reasons that are as grave as an exception."""
 
 FailureTold = tuple[str, str, str]
@@ -66,8 +66,8 @@ class HandlerLog:
             self._write(logging.WARNING if again else logging.ERROR, kept, text, exc, _RAISED)
 
     def failed(self, reason: str, error: str, message: str, *, again: bool = False) -> None:
-        """A message failed without an exception of the handler's: overran, or could not be read. ``again``: whether another
-        attempt follows."""
+        """A message failed without an exception of the handler's: it overran, its answer was a mistake, or the message could not
+        be read. ``again``: whether another attempt follows."""
         kept = _kept(reason, again=again)
         count = self._limit.due(kept)
         if count:

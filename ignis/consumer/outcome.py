@@ -47,6 +47,7 @@ __all__ = [
     "Dropped",
     "Failed",
     "Failure",
+    "Mistake",
     "Outcome",
     "again_after",
     "attempts_of",
@@ -117,6 +118,12 @@ class Failed(Failure):
         made.ended_s = tuple(ended_s)
         made.again = again
         return made
+
+
+class Mistake(Failure):
+    """A failure by an answer that nobody gives on purpose: the log tells of it as it does of an exception."""
+
+    __slots__ = ()
 
 
 def again_after(failure: Failure) -> Backoff | None:
@@ -269,7 +276,7 @@ def _meaning(answer: object) -> Outcome | _Nothing:
             why = "of which nothing has run: a handler that awaits is 'async def'"
         else:
             why = "for which nobody waits: await it in the handler, or return its result"
-        return Failure(REASON_EXCEPTION, f"handler returned a {type_name(answer)}, {why}")
+        return Mistake(REASON_EXCEPTION, f"handler returned a {type_name(answer)}, {why}")
     return _NOTHING
 
 
@@ -319,7 +326,7 @@ def batch_outcomes(
             error = (
                 f"batch handler answered with a list of {len(answer)} for {count} messages: which fail cannot be told"
             )
-            return [Failure(REASON_EXCEPTION, error)] * count
+            return [Mistake(REASON_EXCEPTION, error)] * count
         log.ignored_list(len(answer), count)
         return [None] * count
     return [outcome_of(answer, log)] * count

@@ -24,6 +24,7 @@ from ignis.consumer.outcome import (
     Dropped,
     Failed,
     Failure,
+    Mistake,
     Outcome,
     batch_outcomes,
     failure_of,
@@ -191,7 +192,7 @@ class Runner:
     def judge(self, what: int, data: bytes, value: Any) -> Outcome:
         """The outcome of a record for which `direct` came back."""
         if what == ANSWERED:
-            return self._answered(value, Record(data), 1) if is_retry_later(value) else outcome_of(value, self._log)
+            return self._answered(value, Record(data), 1)
         if what in (UNREADABLE, DATED):
             return self.run(data)
         if what == FORKED:
@@ -321,15 +322,31 @@ class Runner:
 
     def _answered(self, answer: object, record: Record, call: int) -> Outcome:
         """What an answer means. A `RetryLater` counts as if it were raised."""
-        return self._raised(answer, record, call) if is_retry_later(answer) else outcome_of(answer, self._log)
+        if is_retry_later(answer):
+            return self._raised(answer, record, call)
+        outcome = outcome_of(answer, self._log)
+        if isinstance(outcome, Mistake):
+            self._tell_mistake(outcome, record, call)
+        return outcome
 
     def _batch_answered(self, answer: object, todo: Sequence[Opened], call: int) -> list[Outcome]:
         """The same for each message of a batch."""
         if is_retry_later(answer):
             return [self._raised(answer, todo[0].record, call, len(todo))] * len(todo)
-        return batch_outcomes(
+        outcomes = batch_outcomes(
             answer, len(todo), self._log, lambda asked, number: self._raised(asked, todo[number].record, call)
         )
+        told: object = None
+        for outcome, one in zip(outcomes, todo, strict=True):
+            if isinstance(outcome, Mistake) and outcome is not told:  # one answer for all of them is one mistake
+                told = outcome
+                count = sum(other is outcome for other in outcomes)
+                self._tell_mistake(outcome, one.record, call, count)
+        return outcomes
+
+    def _tell_mistake(self, failure: Mistake, record: Record, call: int, count: int = 1) -> None:
+        again = call < self._attempts or _follows(self._retry, Exception, record)
+        self._log.failed(failure.reason, failure.error, _which(record, count), again=again)
 
     # -- failures
 

@@ -80,14 +80,67 @@ def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(
 
 
 @pytest.mark.parametrize("pool", ["thread", "process"])
-def test_work_that_comes_back_undone_is_no_answer(memory_app: ignis.Ignis, journal: Journal, pool: str) -> None:
+def test_work_that_comes_back_undone_is_no_answer(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
     """A plain function that returns a coroutine, or a generator: nothing of it has run."""
     queue = jobs.register(memory_app, "jobs", pool)
-    queue.publish_many([{"n": 1, "do": "coroutine"}, {"n": 2, "do": "generator"}])
+    ids = queue.publish_many([{"n": 1, "do": "coroutine"}, {"n": 2, "do": "generator"}])
     memory_app.start()
     wait_idle(queue)
     assert ["of which nothing has run" in (one.error or "") for one in sidelined(queue)] == [True, True]
+    [one] = said(caplog)  # the second is within the limit
+    assert one.levelno == logging.ERROR
+    assert "handler returned a coroutine, of which nothing has run" in one.getMessage()
+    assert any(f"message {id} failed, exception: " in one.getMessage() for id in ids)
+    assert one.getMessage().endswith("; the message goes to the sideline")
     assert journal.lines() == ["start 1", "end 1", "start 2", "end 2"]
+
+
+async def work(message: Any) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.parametrize(
+    "options", [{"attempts": 2}, {"retry": ignis.Retry(attempts=2, base=0)}], ids=["attempts", "retry"]
+)
+@pytest.mark.parametrize("form", ["plain", "coroutine", "batch", "each"])
+def test_a_forgotten_await_is_an_error_in_the_log(
+    memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture, form: str, options: Any
+) -> None:
+    queue = memory_app.queue("jobs", dict, shards=1)
+
+    def plain(message: Any) -> Any:
+        return work(message)
+
+    async def coroutine(message: Any) -> Any:
+        return work(message)
+
+    def each(messages: Any) -> Any:
+        return [work(one) for one in messages]
+
+    batches = {} if form in ("plain", "coroutine") else {"batch_size": 2}
+    queue.handler({"coroutine": coroutine, "each": each}.get(form, plain), **batches, **options)
+    queue.publish_many([{"n": 1}, {"n": 2}])
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 2)
+    assert all("handler returned a coroutine, of which nothing has run" in one.getMessage() for one in said(caplog))
+    assert [(one.levelname, one.getMessage().rpartition("; ")[2]) for one in said(caplog)] == [
+        ("WARNING", "it is tried again"),
+        ("ERROR", "the message goes to the sideline"),
+    ]
+
+
+def test_one_mistake_for_a_whole_batch_is_said_once(memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture) -> None:
+    queue = memory_app.queue("jobs", dict, shards=1)
+    queue.handler(lambda messages: [False], batch_size=3)
+    queue.publish_many([{"n": n} for n in range(3)])
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 3)
+    [one] = said(caplog)
+    assert one.levelno == logging.ERROR
+    assert "a batch of 3 from message" in one.getMessage()
+    assert "a list of 1 for 3 messages" in one.getMessage()
 
 
 def test_numpys_truth_values_are_truth_values(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import pytest
 import ignis
 from ignis.consumer.handler_log import HandlerLog
 from ignis.log_format import JsonFormatter
-from ignis.message import REASON_UNREADABLE
+from ignis.message import REASON_EXCEPTION, REASON_UNREADABLE
 from tests.support import WAIT_S, eventually
 
 
@@ -139,8 +139,12 @@ def test_what_a_worker_process_sends_names_them_too(lines: Lines) -> None:
         logging.ERROR, "ValueError", f"handler fn of queue jobs raised ValueError on message {id}; it\nTraceback"
     )
     log.forwarded(logging.WARNING, REASON_UNREADABLE, f"a batch of 3 from message {id} on goes to the sideline")
-    for event in ("handler_raised", "message_failed"):
-        [line] = lines.found(event)
+    log.forwarded(
+        logging.WARNING, f"again {REASON_EXCEPTION}", f"handler fn of queue jobs: message {id} failed, exception: no"
+    )
+    for event, count in (("handler_raised", 1), ("message_failed", 2)):
+        line, *others = lines.found(event)
+        assert len(others) == count - 1
         assert (line["queue"], line["message_id"]) == ("jobs", id)
 
 
