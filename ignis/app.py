@@ -503,9 +503,9 @@ class Ignis(AppSettings):
         """
         self._running.run(lambda: self.start(queues), lambda: self.stop(stop_timeout), stop_timeout)
 
-    def request_stop(self) -> None:
-        """Makes `run` return, from any thread or a handler."""
-        self._running.request_stop()
+    def request_stop(self, why: str = "") -> None:
+        """Makes `run` return, from any thread or a handler. ``why``: a few words for the log."""
+        self._running.request_stop(why)
 
     @property
     def running(self) -> bool:

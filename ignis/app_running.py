@@ -100,6 +100,8 @@ class AppRunning:
         # set from there can wait for itself.
         self._wake: queues_.SimpleQueue[None] = queues_.SimpleQueue()
         self._stop_asked = False
+        self._stop_why = ""
+        self._signalled = False
         self._signals_seen = 0
         self._failure: BaseException | None = None
 
@@ -241,7 +243,8 @@ class AppRunning:
         """See ``app.run``. ``start`` and ``stop`` are the application's, which may do more than those of here."""
         if stop_timeout is not None:
             check_timeout(stop_timeout, "stop_timeout")
-        self._stop_asked, self._signals_seen = False, 0
+        self._stop_asked, self._stop_why = False, ""
+        self._signalled, self._signals_seen = False, 0
         check_start("app.run() was called")
         _check_no_loop()
         with _signals(self._on_signal):
@@ -249,13 +252,21 @@ class AppRunning:
             while self.running and not self._stop_asked:
                 with contextlib.suppress(queues_.Empty):
                     self._wake.get(timeout=0.5)
-            log.info(event_text("stopping", "stopping; a second signal ends at once"))
+            self._say_stopping()
             stop()
         if self._failure is not None:
             raise self._failure
 
-    def request_stop(self) -> None:
-        """Makes `run` return, from any thread or a handler."""
+    def _say_stopping(self) -> None:
+        if self._signalled:
+            log.info(event_text("stopping", "stopping; a second signal ends at once"))
+        else:
+            why = self._stop_why or "app.stop() was called"  # by another thread: nobody asked `run`
+            log.info(event_text("stopping", "%s: stopping"), why)
+
+    def request_stop(self, why: str = "") -> None:
+        """Makes `run` return, from any thread or a handler. ``why``: for the log."""
+        self._stop_why = self._stop_why or why or "app.request_stop() was called"
         self._stop_asked = True
         self._wake.put(None)
 
@@ -266,6 +277,7 @@ class AppRunning:
                 if queue.consumer is not None:
                     queue.consumer.kill()
             os._exit(130)
+        self._signalled = True
         self.request_stop()
 
     def failed(self, exc: BaseException) -> None:
@@ -275,7 +287,7 @@ class AppRunning:
             error.__cause__ = exc
             exc = error
         self._failure = exc
-        self.request_stop()
+        self.request_stop("a consumer cannot go on")
 
 
 def _no_handlers(missing: Sequence[str], named: Sequence[str], patterns: Sequence[str]) -> ConfigError:

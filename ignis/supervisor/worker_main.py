@@ -32,6 +32,13 @@ MAX_RSS = "max_rss"
 ORPHANED = "orphaned"
 SIGNAL = "signal"
 
+_WORDS = {
+    BURST: "nothing is left to do",
+    MAX_MESSAGES: "the messages of --max-messages are handled",
+    MAX_RSS: "the memory is over --max-rss",
+    ORPHANED: "the supervisor is gone",
+}
+"""For the log."""
 _LOOK_S = 0.1
 _REPORT_S = 0.5
 _FLUSH_S = 2.0
@@ -167,7 +174,7 @@ class Worker:
 
     def _end(self, why: str) -> None:
         self.why = why
-        self._app.request_stop()
+        self._app.request_stop(_WORDS[why])
         self._ended.set()
 
     def _report(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import pickle
 import subprocess
 import sys
@@ -257,7 +258,10 @@ def test_a_start_that_fails_has_claimed_nothing(memory_app: ignis.Ignis, monkeyp
 
 
 @pytest.mark.parametrize("how", ["stop", "close"])
-def test_run_ends_when_another_thread_stops_the_application(memory_app: ignis.Ignis, how: str) -> None:
+def test_run_ends_when_another_thread_stops_the_application(
+    memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    caplog.set_level(logging.INFO, "ignis.app")
     queue = memory_app.queue("jobs", int)
     queue.handler(lambda message: None)
     thread = threading.Thread(target=memory_app.run)
@@ -266,17 +270,28 @@ def test_run_ends_when_another_thread_stops_the_application(memory_app: ignis.Ig
     getattr(memory_app, how)()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+    assert "app.stop() was called: stopping" in caplog.text
 
 
-def test_run_ends_when_asked(app: ignis.Ignis) -> None:
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [((), "app.request_stop() was called: stopping"), (("enough",), "enough: stopping")],
+    ids=["bare", "why"],
+)
+def test_run_ends_when_asked(
+    app: ignis.Ignis, caplog: pytest.LogCaptureFixture, why: tuple[str, ...], said: str
+) -> None:
+    caplog.set_level(logging.INFO, "ignis.app")
     queue = app.queue("jobs", int)
 
     @queue.handler
     def handle(message: int) -> None:
-        app.request_stop()
+        app.request_stop(*why)
 
     queue.publish(1)
     app.run()
+    assert said in caplog.text
+    assert "a second signal" not in caplog.text, "nobody sent a first one"
     assert not app.running
     assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 

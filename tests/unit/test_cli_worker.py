@@ -226,6 +226,8 @@ def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
     assert re.match(
         r"1 message\(s\) of jobs are delayed, retries too, the next at 20\d\d-.*: the burst did not wait", said
     )
+    assert "nothing is left to do: stopping" in ended.stderr
+    assert "a second signal" not in ended.stderr, "nobody sent a first one"
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:
