@@ -18,6 +18,7 @@ from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, REASON_CORRUPT, corrupt_record, failed_record
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage import transactions
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
@@ -100,18 +101,37 @@ def take_back(store: Store, name: str) -> Recovered:
             event_text("dead_processes_left", "what dead processes held of %s is left to the sweeper: %s"), name, exc
         )
         return Recovered()
-    _say_recovered(name, found)
+    _say_recovered(record, found)
     return found
 
 
-def _say_recovered(name: str, found: Recovered) -> None:
-    if found.sidelined or found.returned:
+def _say_recovered(record: QueueRecord | None, found: Recovered) -> None:
+    said = []
+    if found.sidelined:
+        said.append(f"{found.sidelined:,} are in its sideline now")
+    if found.returned:
+        said.append(f"{found.returned:,} that they were shovelling are back in its sideline")
+    if record is not None and said:
         log.warning(
-            event_text(
-                "dead_processes_recovered",
-                "dead processes held messages of %s: %d are in its sideline now, %d back there"),
-            name, found.sidelined, found.returned,
+            event_text("dead_processes_recovered", "dead processes held messages of %s: %s; they come back %s"),
+            record.name, " and ".join(said), _how_back(record),
         )  # fmt: skip
+
+
+def _how_back(record: QueueRecord) -> str:
+    """From the queue's sideline to its handlers, for the log."""
+    by_hand = f"ignis sideline shovel {record.name}"
+    if not record.shovel_interval_s:
+        return f"only by: {by_hand} (shovel_interval_s = 0)"
+    if shovel_retry_of(record):
+        return f"as its shovel_retry says, or at once by: {by_hand}"
+    if not record.max_returns:
+        return f"only by: {by_hand} (max_returns = 0)"
+    most = "once" if record.max_returns == 1 else f"{record.max_returns} times"
+    return (
+        f"with its shovel's next pass, within {record.shovel_interval_s:,} s (shovel_interval_s), at most {most} each "
+        f"(max_returns), or at once by: {by_hand}"
+    )
 
 
 class DeathWatch:
@@ -152,6 +172,7 @@ class DeathWatch:
     def _take_back(self, store: Store, name: str, owners: Collection[str], aside: Aside) -> bool:
         """Whether nothing is left to do."""
         found = Recovered()
+        record: QueueRecord | None = None
         try:
             record = store.queues.get(name)
             if record is not None:
@@ -164,7 +185,7 @@ class DeathWatch:
             return False
         finally:
             aside.update(found.aside)
-            _say_recovered(name, found)
+            _say_recovered(record, found)
         return True
 
 

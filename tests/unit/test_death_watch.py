@@ -80,7 +80,9 @@ def test_many_that_see_the_same_death_move_each_message_once(
     assert reasons(queue) == {"abandoned": 3}
 
 
-def test_a_shovel_that_died_gives_back(app: ignis.Ignis, embedded_url: str, new_app: MakeApp) -> None:
+def test_a_shovel_that_died_gives_back(
+    app: ignis.Ignis, embedded_url: str, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
     (queue,) = filled(app, "jobs")
     claims_and_dies(embedded_url, new_app, "jobs")
     watch = DeathWatch(lambda: app.store, 0)
@@ -88,8 +90,43 @@ def test_a_shovel_that_died_gives_back(app: ignis.Ignis, embedded_url: str, new_
     other = new_app(embedded_url)
     assert other.store.magazines.fire(queue.sideline.name, 2, other.store.owner).total() == 2
     other.close()
+    caplog.clear()
     assert watch.look(["jobs"]).total() == 0
     assert (queue.sideline.in_flight(), len(sidelined(queue))) == (0, 3)
+    assert "held messages of jobs: 2 that they were shovelling are back in its sideline; they come back" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"shovel_interval": 300},
+            (
+                "with its shovel's next pass, within 300 s (shovel_interval_s), at most 5 times each (max_returns), "
+                "or at once by: ignis sideline shovel jobs"
+            ),
+        ),
+        ({"shovel_interval": 0}, "only by: ignis sideline shovel jobs (shovel_interval_s = 0)"),
+        ({"max_returns": 0}, "only by: ignis sideline shovel jobs (max_returns = 0)"),
+        (
+            {"shovel_retry": ignis.Retry(attempts=3)},
+            "as its shovel_retry says, or at once by: ignis sideline shovel jobs",
+        ),
+    ],
+    ids=["interval", "no interval", "no returns", "policy"],
+)
+def test_the_line_says_how_the_messages_come_back(
+    app: ignis.Ignis,
+    embedded_url: str,
+    new_app: MakeApp,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    app.queue("jobs", int, shards=2, **settings).publish_many(range(6))
+    claims_and_dies(embedded_url, new_app, "jobs")
+    DeathWatch(lambda: app.store, 0).look(["jobs"])
+    assert f"dead processes held messages of jobs: 3 are in its sideline now; they come back {said}\n" in caplog.text
 
 
 def test_what_is_refused_is_tried_again_and_what_is_done_is_not(
