@@ -155,6 +155,7 @@ class Ignis(AppSettings):
             self.consumer_settings.stop_timeout_s,
             lambda: self.store.check_consuming(),  # noqa: PLW0108 - the store is opened with its first use
             lambda name: self.store.queues.get(name),  # noqa: PLW0108 - as above
+            self.hooks,
         )
 
     def _make_context(self) -> AppContext:
@@ -486,7 +487,8 @@ class Ignis(AppSettings):
         """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are stored.
 
         ``timeout``: seconds for the handlers; None = ``consumer.stop_timeout_s``. Returns True when nothing was left claimed.
-        Idempotent. A handler that called it would wait for itself: it calls `request_stop`.
+        Idempotent. Raises ConfigError in a handler or an ``after_handling`` hook of this application, for whose end it would
+        wait: `request_stop` is for these.
         """
         return self._running.stop(timeout)
 
@@ -571,10 +573,11 @@ class Ignis(AppSettings):
 
         Queues, handlers, middleware and hooks stay registered: the next use or `start` opens the store anew, and they work
         again. Queues that were found in the store are found again. Publishers, locks and magazines made before stay closed.
-        The content of ``memory://``, which has no name, is gone.
+        The content of ``memory://``, which has no name, is gone. Raises ConfigError where `stop` does.
         """
         if timeout is not None:
             check_timeout(timeout)
+        self._running.check_outside("app.close()")
         started = any(queue.started for queue in self.queues())  # by ``queue.start``, without the application
         if started or self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)

@@ -21,6 +21,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.control.refresher import Refresher
 from ignis.control.sweeper import Sweeper
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
+from ignis.hooks import Hooks
 from ignis.log_format import event_text
 from ignis.main_guard import check_start
 from ignis.near_names import meant
@@ -67,6 +68,7 @@ class AppRunning:
         stop_timeout_s: for a `stop` without one.
         check_consuming: raises where the store has nothing to consume from.
         stored: what the store knows of the queue of that name.
+        hooks: of the application.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class AppRunning:
         stop_timeout_s: float,
         check_consuming: Callable[[], None],
         stored: Callable[[str], QueueRecord | None],
+        hooks: Hooks,
     ) -> None:
         self._table = table
         self._refresher = refresher
@@ -90,6 +93,7 @@ class AppRunning:
         self._stop_timeout_s = stop_timeout_s
         self._check_consuming = check_consuming
         self._stored = stored
+        self._hooks = hooks
         self.running = False
         self.started_at_fork = FORKS[0]
         self.paused = False
@@ -142,7 +146,7 @@ class AppRunning:
                     self._schedules.start()
                     refresher.start(None if queues is None else wanted)
             except BaseException:
-                self.stop(0)
+                self._stop(0)
                 raise
             # Nothing is claimed before everything runs: a start that fails leaves no message behind.
             for queue in chosen:
@@ -215,6 +219,25 @@ class AppRunning:
     def stop(self, timeout: float | None = None) -> bool:
         """See ``app.stop``."""
         timeout = self._stop_timeout_s if timeout is None else check_timeout(timeout)
+        self.check_outside("app.stop()")
+        return self._stop(timeout)
+
+    def check_outside(self, called: str) -> None:
+        """Raises ConfigError in a handler of this application or a hook after handling, for whose end the call would wait."""
+        if self._hooks.runs_here():
+            where = "an after_handling hook"
+        else:
+            consumers = [(queue.name, queue.consumer) for queue in self._table.all()]
+            inside = [name for name, one in consumers if one is not None and one.runs_here()]
+            if not inside:
+                return
+            where = f"a handler of queue {inside[0]!r}"
+        raise ConfigError(
+            f"{called} was called in {where}, and would wait for it to end: call app.request_stop() there, which makes app.run() "
+            f"return and stop the application; without app.run(), wake the thread that started it and call {called} in that one"
+        )
+
+    def _stop(self, timeout: float) -> bool:
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
             self.running = self._ready = False

@@ -96,10 +96,17 @@ def call_user_code(logger: logging.Logger, text: str, call: Callable[..., object
         )
 
 
+class _Calls(threading.local):
+    """Calls of the hooks after handling that go on in this thread."""
+
+    depth = 0
+
+
 class Hooks:
     """The callbacks of one application. Thread-safe; may be added at any time."""
 
     def __init__(self) -> None:
+        self._calls = _Calls()
         self.after_publish: tuple[AfterPublish, ...] = ()
         self.after_handling: tuple[AfterHandling, ...] = ()
         self._lock = threading.Lock()
@@ -123,6 +130,14 @@ class Hooks:
             )
 
     def handled(self, queue: str, handled: int, sidelined: int) -> None:
-        for fn in self.after_handling:
-            text = f"after_handling hook failed for {handled + sidelined} message(s) of {queue}"
-            call_user_code(log, event_text("after_handling_failed", text), fn, queue, handled, sidelined)
+        self._calls.depth += 1
+        try:
+            for fn in self.after_handling:
+                text = f"after_handling hook failed for {handled + sidelined} message(s) of {queue}"
+                call_user_code(log, event_text("after_handling_failed", text), fn, queue, handled, sidelined)
+        finally:
+            self._calls.depth -= 1
+
+    def runs_here(self) -> bool:
+        """Whether it is a hook after handling that asks: the acknowledgements of its queue wait for its end."""
+        return self._calls.depth > 0

@@ -172,6 +172,11 @@ class Consumer:
             )  # fmt: skip
         return clean
 
+    def runs_here(self) -> bool:
+        """Whether it is a handler of this consumer that asks: a `stop` there would wait for itself. False in a worker process,
+        which has no consumer."""
+        return self._pool.runs_here()
+
     def _say_unended(self, timeout: float) -> None:
         """What took longer than a stop may, and what becomes of it."""
         if self._pool.broken_off:

@@ -296,6 +296,106 @@ def test_run_ends_when_asked(
     assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
 
+FORMS = ["thread", "async", "batch", "async batch", "middleware", "async middleware"]
+
+
+def register_caller(app: ignis.Ignis, form: str, call: Callable[[], None]) -> ignis.Queue[int]:
+    """A queue whose handler, or its middleware, calls that."""
+    queue = app.queue("jobs", int, shards=1)
+
+    @queue.middleware
+    async def layer(ctx: ignis.Context, call_next: Any) -> Any:
+        if form == "async middleware":
+            call()
+        return await call_next(ctx)
+
+    def plain_layer(ctx: ignis.Context, call_next: Any) -> Any:
+        call()
+        return call_next(ctx)
+
+    async def coroutine(message: Any) -> None:
+        call()
+
+    def plain(message: Any) -> None:
+        if "middleware" not in form:
+            call()
+
+    if form == "middleware":
+        queue.middleware(plain_layer)
+    queue.handler(coroutine if form in ("async", "async batch") else plain, batch_size=2 if "batch" in form else None)
+    return queue
+
+
+@pytest.mark.parametrize("how", ["stop", "close"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_handler_cannot_stop_the_application_that_waits_for_it(memory_app: ignis.Ignis, form: str, how: str) -> None:
+    errors: list[str] = []
+
+    def call() -> None:
+        with pytest.raises(ConfigError) as raised:
+            getattr(memory_app, how)()
+        errors.append(str(raised.value))
+        memory_app.request_stop()
+
+    queue = register_caller(memory_app, form, call)
+    queue.publish_many([1, 2])
+    memory_app.run()
+    assert errors, "it was called"
+    assert errors[0].startswith(f"app.{how}() was called in a handler of queue 'jobs'")
+    assert "app.request_stop()" in errors[0]
+    assert (memory_app.drained, queue.main.in_flight(), queue.sideline.pending()) == (True, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["stop", "close"])
+def test_a_hook_cannot_stop_the_application_that_waits_for_it(memory_app: ignis.Ignis, how: str) -> None:
+    queue = memory_app.queue("jobs", int)
+    queue.handler(lambda message: None)
+    errors: list[str] = []
+
+    @memory_app.after_handling
+    def hook(name: str, handled: int, sidelined: int) -> None:
+        try:
+            getattr(memory_app, how)()
+        except ConfigError as exc:
+            errors.append(str(exc))
+        memory_app.request_stop()
+
+    queue.publish(1)
+    memory_app.run()
+    assert [one.partition(",")[0] for one in errors] == [f"app.{how}() was called in an after_handling hook"]
+    assert (memory_app.drained, queue.main.in_flight()) == (True, 0)
+
+
+@pytest.mark.parametrize("form", ["thread", "async"])
+def test_a_thread_that_a_handler_starts_may_stop_the_application(memory_app: ignis.Ignis, form: str) -> None:
+    answers: list[bool] = []
+    threads: list[threading.Thread] = []
+
+    def call() -> None:
+        threads.append(threading.Thread(target=lambda: answers.append(memory_app.stop())))
+        threads[-1].start()
+
+    queue = register_caller(memory_app, form, call)
+    queue.publish(1)
+    memory_app.start()
+    eventually(lambda: answers)
+    for one in threads:
+        one.join(WAIT_S)
+    assert (answers, queue.main.in_flight()) == ([True], 0)
+
+
+@pytest.mark.parametrize("form", ["thread", "async"])
+def test_a_handler_may_stop_another_application(memory_app: ignis.Ignis, new_app: MakeApp, form: str) -> None:
+    other = new_app("memory://")
+    other.queue("others", int).handler(lambda message: None)
+    other.start()
+    queue = register_caller(memory_app, form, other.close)
+    queue.publish(1)
+    memory_app.start()
+    wait_idle(queue)
+    assert (other.running, queue.sideline.pending()) == (False, 0)
+
+
 def test_run_off_the_main_thread(memory_app: ignis.Ignis) -> None:
     queue = memory_app.queue("jobs", int)
     seen: list[int] = []

@@ -374,6 +374,10 @@ class Pool(abc.ABC):
     def wait_started(self) -> None:
         """Returns when a worker runs, of those that `resize` made first. Raises WorkerStartError when none can."""
 
+    def runs_here(self) -> bool:
+        """Whether the calling thread is one of its workers, for whose end `drain` would wait."""
+        return False
+
     @abc.abstractmethod
     def check(self, now_s: float) -> None:
         """Called several times a second while anything is with the workers, and when one has ended: enforces

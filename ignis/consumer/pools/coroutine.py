@@ -655,6 +655,9 @@ class CoroutinePool(Pool):
     def workers(self) -> Sequence[Worker]:
         return [self._worker] if self._worker is not None and self._worker.concurrency else []
 
+    def runs_here(self) -> bool:
+        return self._worker is not None and self._worker.thread.ident == threading.get_ident()
+
     def resize(self, count: int) -> None:
         worker, fresh = self._worker, self._worker is None
         if worker is None:

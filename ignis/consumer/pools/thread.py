@@ -241,6 +241,10 @@ class ThreadPool(Pool):
     def to_be_checked(self) -> bool:
         return bool(self._lost or self._leaving) or len(self._workers) < self._target
 
+    def runs_here(self) -> bool:
+        here = threading.get_ident()  # of a thread that was given up nobody waits for the end
+        return any(worker.thread.ident == here and not worker.given_up for worker in [*self._workers, *self._leaving])
+
     def resize(self, count: int) -> None:
         self._target = count
         workers = list(self._workers)
