@@ -165,8 +165,8 @@ class Retry:
 
 
 def is_kind(kind: type[BaseException], *kinds: type[BaseException]) -> bool:
-    """Whether an exception is one of these, as an ``except`` clause decides it: by its bases. Never raises, where a metaclass that
-    is asked may: what becomes of a message hangs on the answer."""
+    """Whether an exception is one of these, as an ``except`` clause decides it: by its bases. Never raises, where a metaclass
+    that is asked may: what becomes of a message hangs on the answer."""
     return any(base is one for base in _bases(kind) for one in kinds)
 
 
