@@ -55,7 +55,8 @@ class ArrayQueue:
 
         Raises:
             InvalidMessageError: it is no such value. RecordTooLargeError (Aerospike), MessageTooLargeError (embedded),
-            StoreFullError: no room; nothing has changed. StoreTimeoutError: it may have been appended or not.
+            FrameTooLargeError (through a broker), StoreFullError: no room; nothing has changed. StoreTimeoutError: it may have
+            been appended or not.
         """
         return self.enqueue_many((value,))
 
@@ -76,13 +77,19 @@ class ArrayQueue:
     def dequeue(self) -> Any:
         """Removes and returns the oldest value; None when there is none.
 
-        Raises StoreTimeoutError when the answer was lost; the value may be gone then.
+        Raises:
+            StoreTimeoutError, ConnectionLostError: the answer was lost; the value may be gone.
+            MessageTooLargeError (through a broker): it does not fit into a frame, and is still there.
         """
         found = self.dequeue_many(1)
         return found[0] if found else None
 
     def dequeue_many(self, limit: int) -> list[Any]:
-        """Removes and returns the oldest values, at most ``limit`` (from 1 on). Raises as `dequeue` does."""
+        """Removes and returns the oldest values, at most ``limit`` (from 1 on). Raises as `dequeue` does.
+
+        Through a broker fewer may come though there are more: as many as one answer has room for, one at least. The queue is
+        empty when none comes.
+        """
         check_limit(limit)
         return self._arrays.dequeue(self.name, self.bin, limit)
 
@@ -92,7 +99,7 @@ class ArrayQueue:
         return found[0] if found else None
 
     def peek_many(self, limit: int) -> list[Any]:
-        """The oldest values, at most ``limit`` (from 1 on); they stay."""
+        """The oldest values, at most ``limit`` (from 1 on), or through a broker fewer, as `dequeue_many` says; they stay."""
         check_limit(limit)
         return self._arrays.peek(self.name, self.bin, limit)
 

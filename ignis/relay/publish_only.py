@@ -182,10 +182,26 @@ class NoArrays(ArrayStore):
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
         refuse("array queues", self.url)
 
-    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         refuse("array queues", self.url)
 
-    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         refuse("array queues", self.url)
 
     def size(self, name: str, bin_name: str) -> int:

@@ -127,12 +127,32 @@ class ArrayStore(abc.ABC):
         stored."""
 
     @abc.abstractmethod
-    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
-        """Removes and returns the oldest values, at most ``limit``."""
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
+        """Removes and returns the oldest values, at most ``limit``, and no more than have ``max_bytes`` in all; one at least.
+
+        Bytes are those of MessagePack. A value of more than ``max_value_bytes`` is not returned: the call ends before it, and
+        raises MessageTooLargeError when it is the oldest. Nothing is removed then.
+        """
 
     @abc.abstractmethod
-    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
-        """The oldest values, at most ``limit``. Changes nothing."""
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
+        """The values that `dequeue` would return. Changes nothing. Raises what `dequeue` does."""
 
     @abc.abstractmethod
     def size(self, name: str, bin_name: str) -> int:

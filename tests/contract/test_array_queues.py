@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ignis.array_queue import ArrayQueue
-from ignis.errors import ConfigError, ForkedHandleError, InvalidMessageError, InvalidNameError
+from ignis.errors import ConfigError, ForkedHandleError, InvalidMessageError, InvalidNameError, MessageTooLargeError
 from ignis.storage.base import Store
 from tests.contract.support import Kind
 from tests.support import WAIT_S
@@ -221,6 +224,45 @@ def test_a_forked_child_is_refused(store: Store) -> None:
     assert queue.dequeue() == 1
 
 
+def fitting(values: Iterable[Any], limit: int, max_bytes: int | None, max_value_bytes: int | None) -> list[Any] | None:
+    """What a store returns of them; None when it refuses."""
+    found: list[Any] = []
+    total = 0
+    for value in itertools.islice(values, limit):
+        size = len(msgspec.msgpack.encode(value))
+        if max_value_bytes is not None and size > max_value_bytes:
+            return found or None
+        total += size
+        if found and max_bytes is not None and total > max_bytes:
+            break
+        found.append(value)
+    return found
+
+
+def test_no_more_comes_than_there_is_room_for(store: Store) -> None:
+    """And no more is removed. One at least is, however large."""
+    store.arrays.enqueue("q", "Q", ["x" * 100] * 3 + ["y" * 1_000, "z"])
+    for max_bytes, count in ((1, 1), (203, 1), (204, 2), (1_300, 3), (1_310, 4), (1_311, 5), (None, 5)):
+        assert len(store.arrays.peek("q", "Q", 9, max_bytes=max_bytes)) == count
+    assert store.arrays.dequeue("q", "Q", 9, max_bytes=204) == ["x" * 100] * 2
+    assert store.arrays.dequeue("q", "Q", 9, max_bytes=500) == ["x" * 100]
+    assert store.arrays.dequeue("q", "Q", 9, max_bytes=500) == ["y" * 1_000]
+    assert store.arrays.dequeue("q", "Q", 9, max_bytes=500) == ["z"]
+    assert store.arrays.dequeue("q", "Q", 9, max_bytes=500) == []
+
+
+def test_a_value_that_is_too_large_stays(store: Store) -> None:
+    store.arrays.enqueue("q", "Q", [1, "y" * 1_000, 2])
+    assert store.arrays.peek("q", "Q", 9, max_value_bytes=500) == [1]
+    assert store.arrays.dequeue("q", "Q", 9, max_value_bytes=500) == [1]
+    for read in (store.arrays.peek, store.arrays.dequeue):
+        with pytest.raises(MessageTooLargeError) as raised:
+            read("q", "Q", 9, max_value_bytes=500)
+        assert (raised.value.size_bytes, raised.value.limit_bytes, raised.value.part) == (1_003, 500, "value")
+    assert store.arrays.size("q", "Q") == 2
+    assert store.arrays.dequeue("q", "Q", 9, max_value_bytes=1_003) == ["y" * 1_000, 2]
+
+
 class QueueMachine(RuleBasedStateMachine):
     """Two queues in one name, beside two deques."""
 
@@ -237,7 +279,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        store = self.kind.reopen()
+        self.store = store = self.kind.reopen()
         self.queues = {name: ArrayQueue(store, "q", name) for name in self.models}
 
     bins = st.sampled_from(["Q", "R"])
@@ -266,6 +308,27 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(name=bins, limit=st.integers(1, 8))
     def peek_many(self, name: str, limit: int) -> None:
         assert same(list(self.models[name])[:limit], self.queues[name].peek_many(limit))
+
+    @rule(
+        name=bins,
+        limit=st.integers(1, 8),
+        max_bytes=st.none() | st.integers(1, 60),
+        max_value_bytes=st.none() | st.integers(1, 20),
+        peeks=st.booleans(),
+    )
+    def read_bounded(
+        self, name: str, limit: int, max_bytes: int | None, max_value_bytes: int | None, peeks: bool
+    ) -> None:
+        expected = fitting(self.models[name], limit, max_bytes, max_value_bytes)
+        arrays = self.store.arrays
+        read = arrays.peek if peeks else arrays.dequeue
+        if expected is None:
+            with pytest.raises(MessageTooLargeError):
+                read("q", name, limit, max_bytes=max_bytes, max_value_bytes=max_value_bytes)
+            return
+        assert same(expected, read("q", name, limit, max_bytes=max_bytes, max_value_bytes=max_value_bytes))
+        for _ in [] if peeks else expected:
+            self.models[name].popleft()
 
     @rule()
     def reopen(self) -> None:

@@ -119,7 +119,7 @@ def sent_requests() -> dict[str, ClientRequest[Any]]:
         "EPOCH_GET": store_requests.epoch_get("sweep"),
         "EPOCH_RAISE": store_requests.epoch_raise("sweep", 1 << 40),
         "ARRAY_ENQUEUE": store_requests.array_enqueue("a", "b", [1, "x", b"y", {"z": [None, 2.5]}]),
-        "ARRAY_DEQUEUE": store_requests.array_dequeue("a", "b", 10),
+        "ARRAY_DEQUEUE": store_requests.array_dequeue("a", "b", 10, 1_048_576, 67_108_800),
         "ARRAY_PEEK": store_requests.array_peek("a", "b", 10),
         "ARRAY_SIZE": store_requests.array_size("a", "b"),
         "PURGE": store_requests.purge("orders", 500, True, {3: (17, 90)}),

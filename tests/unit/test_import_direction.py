@@ -233,7 +233,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "export",
     ),
     "ignis.storage": (
-        ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
+        (
+            "columns directories expired_log fitting in_flight os_errors pending_load private_directory records repeats runs"
+        ),
         "facets later process_identity removing transactions write_batch",
         "purging",
         "base",

@@ -9,13 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ignis.broker.client import store_requests
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.broker.protocol.commands import Command
-from ignis.errors import ConflictError, QueueNotFoundError
+from ignis.errors import ConflictError, MessageTooLargeError, QueueNotFoundError
 from ignis.storage.base import ArrayStore, Fence, LockRecord, LockStore, LockTable, QueueRecord, QueueStore
 from ignis.storage.checks import check_record, ttl_milliseconds
 
 __all__ = ["BrokerArrays", "BrokerLocks", "BrokerQueues"]
+
+_FRAME_ROOM_BYTES = 64
+"""Of a frame for its header, and for what stands in an answer before its values."""
 
 
 class BrokerQueues(QueueStore):
@@ -96,19 +100,57 @@ class BrokerLocks(_Locks, LockStore):
 
 
 class BrokerArrays(ArrayStore):
-    """Array queues of the store behind the broker."""
+    """Array queues of the store behind the broker. Fewer values may come than there are: as many as one answer has room for."""
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
 
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
-        return self._calls.ask(store_requests.array_enqueue(name, bin_name, values))
+        request = store_requests.array_enqueue(name, bin_name, values)
+        self._calls.check_size(len(request.payload))
+        return self._calls.ask(request)
 
-    def dequeue(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
-        return self._calls.ask(store_requests.array_dequeue(name, bin_name, limit))
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> builtins.list[Any]:
+        return self._ask(store_requests.array_dequeue, name, bin_name, limit, max_bytes, max_value_bytes)
 
-    def peek(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
-        return self._calls.ask(store_requests.array_peek(name, bin_name, limit))
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> builtins.list[Any]:
+        return self._ask(store_requests.array_peek, name, bin_name, limit, max_bytes, max_value_bytes)
+
+    def _ask(
+        self,
+        request: Callable[..., ClientRequest[builtins.list[Any]]],
+        name: str,
+        bin_name: str,
+        limit: int,
+        max_bytes: int | None,
+        max_value_bytes: int | None,
+    ) -> builtins.list[Any]:
+        """Asks for no more than this client can receive: what a lost answer held is gone."""
+        most = self._calls.client.settings.max_frame_bytes - _FRAME_ROOM_BYTES
+        room = most if max_bytes is None else min(max_bytes, most)
+        largest = most if max_value_bytes is None else min(max_value_bytes, most)
+        try:
+            return self._calls.ask(request(name, bin_name, limit, room, largest))
+        except MessageTooLargeError as exc:
+            if max_value_bytes is None and exc.setting == "max_value_bytes":
+                raise MessageTooLargeError(exc.size_bytes, largest, "client.max_frame_bytes", exc.part) from None
+            raise
 
     def size(self, name: str, bin_name: str) -> int:
         return self._calls.ask(store_requests.array_size(name, bin_name))

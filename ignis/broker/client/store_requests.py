@@ -247,12 +247,16 @@ def array_enqueue(name: str, bin_name: str, values: Sequence[Any]) -> ClientRequ
     return build(Command.ARRAY_ENQUEUE, name, bin_name, list(values))
 
 
-def array_dequeue(name: str, bin_name: str, limit: int) -> ClientRequest[list[Any]]:
-    return build(Command.ARRAY_DEQUEUE, name, bin_name, [], limit)
+def array_dequeue(
+    name: str, bin_name: str, limit: int, max_bytes: int | None = None, max_value_bytes: int | None = None
+) -> ClientRequest[list[Any]]:
+    return build(Command.ARRAY_DEQUEUE, name, bin_name, [], limit, max_bytes, max_value_bytes)
 
 
-def array_peek(name: str, bin_name: str, limit: int) -> ClientRequest[list[Any]]:
-    return build(Command.ARRAY_PEEK, name, bin_name, [], limit)
+def array_peek(
+    name: str, bin_name: str, limit: int, max_bytes: int | None = None, max_value_bytes: int | None = None
+) -> ClientRequest[list[Any]]:
+    return build(Command.ARRAY_PEEK, name, bin_name, [], limit, max_bytes, max_value_bytes)
 
 
 def array_size(name: str, bin_name: str) -> ClientRequest[int]:

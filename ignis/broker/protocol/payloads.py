@@ -380,12 +380,15 @@ class EpochRequest(Head):
 
 
 class ArrayRequest(Head):
-    """ARRAY_ENQUEUE, ARRAY_DEQUEUE, ARRAY_PEEK, ARRAY_SIZE."""
+    """ARRAY_ENQUEUE, ARRAY_DEQUEUE, ARRAY_PEEK, ARRAY_SIZE. ``max_bytes`` and ``max_value_bytes`` bound the answer; nil = the
+    broker alone does."""
 
     name: Name
     bin_name: Bin
     values: Annotated[list[Any], Meta(max_length=MAX_VALUES)] = []
     limit: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    max_bytes: Size | None = None
+    max_value_bytes: Size | None = None
 
 
 # -- sending

@@ -24,6 +24,8 @@ __all__ = ["MOST_ROWS", "RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "value
 RESULT = int(Command.RESULT)
 MOST_ROWS = 10_000
 """Messages that one request is shown at most; it asks again for more."""
+_FRAME_ROOM_BYTES = 64
+"""Of a frame for its header, and for what stands in an answer before its values."""
 
 
 class Reply(NamedTuple):
@@ -45,7 +47,7 @@ class Asked(NamedTuple):
 
     Attributes:
         owner: the name in which its claims are made.
-        bound: bytes that the answer may take.
+        bound: bytes that the answer may take, where it can be cut.
     """
 
     app: Application
@@ -53,6 +55,11 @@ class Asked(NamedTuple):
     owner: Owner
     payload: bytes
     bound: int
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that an answer may take which cannot be cut: those of a frame."""
+        return self.app.context.broker.settings.max_frame_bytes - _FRAME_ROOM_BYTES
 
     def may(self, command: Command, queue: str) -> bool:
         """Whether the sender may do something else as well."""

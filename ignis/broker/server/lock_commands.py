@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
 from ignis.array_queue import ArrayQueue
 from ignis.broker.protocol.array_values import unpack_enqueued
 from ignis.broker.protocol.commands import Command
@@ -9,10 +14,14 @@ from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.payloads import ArrayRequest, EpochRequest, LockRequest
 from ignis.broker.server.calls import Asked, Call, Reply, value
 from ignis.broker.server.permission_check import own_lock, own_scope
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, MessageTooLargeError
 from ignis.storage.base import LockRecord, LockTable
 
 __all__ = ["LOCK_CALLS"]
+
+_FRAME = "broker.max_frame_bytes"
+_MOST_GROWTH = 2
+"""A float of five bytes is kept in nine."""
 
 
 def _lock_of(asked: Asked) -> tuple[LockRequest, LockTable, str]:
@@ -75,6 +84,7 @@ def _epoch_raise(asked: Asked) -> Reply:
 
 def _array_enqueue(asked: Asked) -> Reply:
     name, bin_name, values = unpack_enqueued(asked.payload)
+    _check_sizes(asked, values)
     # With the checks of values that its clients make.
     return value(ArrayQueue(asked.app.store, name, bin_name).enqueue_many(values))
 
@@ -85,14 +95,38 @@ def _limit(head: ArrayRequest) -> int:
     return head.limit
 
 
+def _check_sizes(asked: Asked, values: list[Any]) -> None:
+    """Refuses what no answer could bring back: numbers may be sent in fewer bytes than they are kept in.
+
+    Raises MessageTooLargeError.
+    """
+    limit = asked.most_bytes
+    if len(asked.payload) * _MOST_GROWTH <= limit:
+        return
+    for one in values:
+        if (size := len(msgspec.msgpack.encode(one))) > limit:
+            raise MessageTooLargeError(size, limit, _FRAME, "value")
+
+
 def _array_dequeue(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, ArrayRequest)
-    return value(asked.app.store.arrays.dequeue(head.name, head.bin_name, _limit(head)))
+    return _array_values(asked, asked.app.store.arrays.dequeue)
 
 
 def _array_peek(asked: Asked) -> Reply:
+    return _array_values(asked, asked.app.store.arrays.peek)
+
+
+def _array_values(asked: Asked, read: Callable[..., list[Any]]) -> Reply:
+    """As many values as the answer has room for. One that no frame can bring stays where it is."""
     head, _ = unpack(asked.payload, ArrayRequest)
-    return value(asked.app.store.arrays.peek(head.name, head.bin_name, _limit(head)))
+    limit, most = _limit(head), asked.most_bytes
+    room = asked.bound if head.max_bytes is None else min(head.max_bytes, asked.bound)
+    largest = most if head.max_value_bytes is None else min(head.max_value_bytes, most)
+    try:
+        return value(read(head.name, head.bin_name, limit, max_bytes=room, max_value_bytes=largest))
+    except MessageTooLargeError as exc:
+        setting = _FRAME if largest == most else exc.setting
+        raise MessageTooLargeError(exc.size_bytes, largest, setting, exc.part) from exc
 
 
 def _array_size(asked: Asked) -> Reply:

@@ -30,6 +30,8 @@ _MOST_RUNS = 64
 _AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
 _MOST_LOOKS = 2
 """Requests of one connection that read what may be much, at a time. They take turns with those of others."""
+_FOR_READERS = LOOKS | {int(Command.ARRAY_DEQUEUE)}
+"""Not carried out when the connection is gone: what ARRAY_DEQUEUE removes is in its answer alone."""
 _LISTS = frozenset({
     int(Command.RENEW_CLAIMS), int(Command.RESUME), int(Command.RELOAD), int(Command.DELETE), int(Command.DELETE_WAITING),
     int(Command.TRANSFER), int(Command.DEFER), int(Command.RUN_NOW), int(Command.CANCEL_LATER),
@@ -191,7 +193,7 @@ class RequestQueue:
         try:
             if request.command in BULKY and (session.held_back or self._unread.behind):
                 return request, room, _PUT_OFF  # it was not so when it was given to the threads
-            if session.closed and request.command in LOOKS:
+            if session.closed and request.command in _FOR_READERS:
                 raise ClosedError("the connection is gone")  # nobody reads the answer
             call = CALLS.get(request.command)
             if call is None:

@@ -21,7 +21,7 @@ import msgspec
 from aerospike_helpers import expressions as exp
 from aerospike_helpers.operations import expression_operations
 
-from ignis.errors import RecordTooLargeError, StoreError, StoreTimeoutError
+from ignis.errors import MessageTooLargeError, RecordTooLargeError, StoreError, StoreTimeoutError
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
@@ -44,6 +44,14 @@ def module_text() -> bytes:
 def module_name() -> str:
     """What stands before the dot in ``execute <module>.enqueue(...)``."""
     return f"ignis_array_queue_v{LUA_VERSION}_{hashlib.sha256(module_text()).hexdigest()[:8]}"
+
+
+def _values(found: Any, max_value_bytes: int | None) -> list[Any]:
+    """What the module gave. Raises MessageTooLargeError for a number: minus the bytes of an oldest value that is too large."""
+    if isinstance(found, (int, float)):
+        raise MessageTooLargeError(int(-found), max_value_bytes or 0, "max_value_bytes", "value")
+    values: list[Any] = found
+    return values
 
 
 class AerospikeArrays(ArrayStore):
@@ -70,15 +78,31 @@ class AerospikeArrays(ArrayStore):
             size_bytes = self._record_bytes(name) + sum(len(msgspec.msgpack.encode(value)) for value in values)
             raise RecordTooLargeError(max(size_bytes, exc.limit_bytes + 1), exc.limit_bytes) from exc
 
-    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         check_limit(limit)
-        found: list[Any] = self._apply(name, "dequeue_many", [bin_name, limit], repeat=False)
-        return found
+        arguments = [bin_name, limit, max_bytes or 0, max_value_bytes or 0]
+        return _values(self._apply(name, "dequeue_many", arguments, repeat=False), max_value_bytes)
 
-    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         check_limit(limit)
-        found: list[Any] = self._apply(name, "peek", [bin_name, limit], repeat=True)
-        return found
+        arguments = [bin_name, limit, max_bytes or 0, max_value_bytes or 0]
+        return _values(self._apply(name, "peek", arguments, repeat=True), max_value_bytes)
 
     def size(self, name: str, bin_name: str) -> int:
         return int(self._apply(name, "size", [bin_name], repeat=True))

@@ -20,6 +20,7 @@ from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import Change
+from ignis.storage.fitting import ValueRoom
 from ignis.storage.in_flight import guarded
 
 __all__ = ["EmbeddedArrays"]
@@ -51,12 +52,20 @@ class EmbeddedArrays(ArrayStore):
         return self._store.keys.change(plan, f"array queue {name!r}")
 
     @guarded
-    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         check_limit(limit)
         prefix = self._prefix(name, bin_name)
 
         def plan() -> tuple[Sequence[Change], list[bytes]]:
-            before, head, tail, packed = self._oldest(prefix, limit)
+            before, head, tail, packed = self._oldest(prefix, limit, max_bytes, max_value_bytes)
             if not packed:
                 return [], []
             end = head + len(packed)
@@ -66,10 +75,18 @@ class EmbeddedArrays(ArrayStore):
         return _unpack(self._store.keys.change(plan, f"array queue {name!r}"))
 
     @guarded
-    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> list[Any]:
         check_limit(limit)
         prefix = self._prefix(name, bin_name)
-        return _unpack(self._oldest(prefix, limit)[3])
+        return _unpack(self._oldest(prefix, limit, max_bytes, max_value_bytes)[3])
 
     @guarded
     def size(self, name: str, bin_name: str) -> int:
@@ -91,18 +108,21 @@ class EmbeddedArrays(ArrayStore):
         head, tail = _ENDS.unpack(value)
         return value, head, tail
 
-    def _oldest(self, prefix: bytes, limit: int) -> tuple[bytes | None, int, int, list[bytes]]:
-        """The ends, and the oldest values as they were packed."""
+    def _oldest(
+        self, prefix: bytes, limit: int, max_bytes: int | None, max_value_bytes: int | None
+    ) -> tuple[bytes | None, int, int, list[bytes]]:
+        """The ends, and the oldest values as they were packed, see `dequeue`."""
         keys = self._store.keys
         for _ in range(_ATTEMPTS):
             before, head, tail = self._ends(prefix)
-            packed: list[bytes] = []
+            room, packed = ValueRoom(max_bytes, max_value_bytes), list[bytes]()
+            value: bytes | None = b""
             for number in range(head, min(head + limit, tail)):
                 value = keys.get(prefix + _NUMBER.pack(number))
-                if value is None:
+                if value is None or not room.takes(len(value)):
                     break
                 packed.append(value)
-            else:
+            if value is not None:
                 return before, head, tail, packed
             # Numbers are given once and taken once: either somebody took it meanwhile, or it is lost.
             if keys.get(prefix) == before:

@@ -28,6 +28,7 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
+from ignis.storage.fitting import ValueRoom
 from ignis.storage.memory.state import StoreContext
 from ignis.storage.records import Fence, LockRecord, QueueRecord
 
@@ -193,20 +194,39 @@ class MemoryArrays(ArrayStore):
             queue.extend(packed)
             return len(queue)
 
-    def dequeue(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+    def dequeue(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> builtins.list[Any]:
         check_array(name, bin_name)
         check_limit(limit)
+        room, packed = ValueRoom(max_bytes, max_value_bytes), list[bytes]()
         with self._store.open_content() as content:
             queue = content.arrays.get((self._store.scope, name, bin_name), deque())
-            packed = [queue.popleft() for _ in range(min(limit, len(queue)))]
+            while queue and len(packed) < limit and room.takes(len(queue[0])):
+                packed.append(queue.popleft())
         return [_read(one) for one in packed]
 
-    def peek(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+    def peek(
+        self,
+        name: str,
+        bin_name: str,
+        limit: int,
+        *,
+        max_bytes: int | None = None,
+        max_value_bytes: int | None = None,
+    ) -> builtins.list[Any]:
         check_array(name, bin_name)
         check_limit(limit)
+        room = ValueRoom(max_bytes, max_value_bytes)
         with self._store.open_content() as content:
             queue = content.arrays.get((self._store.scope, name, bin_name), deque())
-            packed = list(itertools.islice(queue, limit))
+            packed = list(itertools.takewhile(lambda one: room.takes(len(one)), itertools.islice(queue, limit)))
         return [_read(one) for one in packed]
 
     def size(self, name: str, bin_name: str) -> int:

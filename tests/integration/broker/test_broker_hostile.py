@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 _LIMITS, _HERE, _FLOODS = "test_broker_limits", "test_broker_hostile", "test_broker_floods"
-_USERS = "test_broker_permissions"
+_USERS, _ARRAYS = "test_broker_permissions", "test_broker_array_answers"
 
 LIMITS: dict[str, tuple[str, str]] = {
     "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
@@ -79,7 +79,11 @@ LIMITS: dict[str, tuple[str, str]] = {
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
     "connections": (_LIMITS, "test_connections_are_counted"),
     "connections that have not said who they are": (_FLOODS, "test_silence_of_one_address_does_not_lock_out_another"),
-    "answer to FIRE, CONSUME, PEEK, SCAN, LIST_LATER, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
+    "answer to FIRE, CONSUME, PEEK, SCAN, LIST_LATER, ABANDONED, ARRAY_DEQUEUE, ARRAY_PEEK": (
+        _HERE,
+        "test_answers_are_cut_to_their_limit",
+    ),
+    "one value of an array queue": (_ARRAYS, "test_a_value_that_no_frame_could_bring_back_is_not_taken"),
     "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
 }
 """What the page's table calls it -> module and test."""
@@ -681,6 +685,12 @@ def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
             client.send_later("q", encode_record(bytes(30_000)), 3600)
         waiting, cut = client.ask(later_requests.listed("q", None, 100))
         assert (len(waiting), cut) == (1, True)  # each row has its due time and place beside the record
+        for _ in range(12):
+            client.ask(store_requests.array_enqueue("a", "Q", [bytes(30_000)]))
+        assert len(client.ask(store_requests.array_peek("a", "Q", 100))) == 2
+        assert len(client.ask(store_requests.array_dequeue("a", "Q", 100))) == 2
+        assert len(client.ask(store_requests.array_dequeue("a", "Q", 100, 40_000))) == 1
+        assert client.ask(store_requests.array_size("a", "Q")) == 9
 
 
 def test_credit_over_the_limit(memory_url: str) -> None:
