@@ -7,7 +7,10 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from ignis.errors import ConfigError
+from ignis.storage.fitting import first_fitting
 from ignis.storage.records import Fence, LockRecord, QueueRecord
 
 __all__ = ["ArrayStore", "LockStore", "LockTable", "QueueStore"]
@@ -39,6 +42,21 @@ class QueueStore(abc.ABC):
     def list(self, active: bool | None = None) -> list[QueueRecord]:
         """All queues, or only the active or inactive ones, by name. One whose record is damaged is left out and logged: `get`
         says what is wrong with it."""
+
+    def page(
+        self,
+        after: str,
+        *,
+        active: bool | None = None,
+        max_bytes: int,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> tuple[builtins.list[QueueRecord], bool]:
+        """A part of what `list` gives: the queues whose names come behind ``after`` and are ``wanted``.
+
+        Their records have ``max_bytes`` in all as MessagePack, but one comes at least. Returns too whether there are more.
+        """
+        found = (one for one in self.list(active) if one.name > after and (wanted is None or wanted(one.name)))
+        return first_fitting(((one, len(msgspec.msgpack.encode(one))) for one in found), max_bytes)
 
     @abc.abstractmethod
     def remove(self, name: str) -> bool: ...

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from ignis.errors import MessageTooLargeError
 
-__all__ = ["ValueRoom"]
+__all__ = ["ValueRoom", "first_fitting"]
+
+T = TypeVar("T")
+
+
+def first_fitting(sized: Iterable[tuple[T, int]], max_bytes: int) -> tuple[list[T], bool]:
+    """The first of what comes with its bytes, as far as ``max_bytes`` go, one at least; and whether there is more."""
+    found: list[T] = []
+    for one, size in sized:
+        max_bytes -= size
+        if max_bytes < 0 and found:
+            return found, True
+        found.append(one)
+    return found, False
 
 
 class ValueRoom:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_list_filters_and_sorts(store: Store) -> None:
     assert [one.name for one in store.queues.list()] == ["a", "b", "c"]
     assert [one.name for one in store.queues.list(active=True)] == ["b", "c"]
     assert [one.name for one in store.queues.list(active=False)] == ["a"]
+
+
+def test_queues_come_in_pages(store: Store) -> None:
+    names = [f"q{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        store.queues.put(QueueRecord(name, active=number % 2 == 0, extra={"x": "y" * 2_000}))
+
+    def page(after: str, max_bytes: int, **options: Any) -> tuple[list[str], bool]:
+        records, more = store.queues.page(after, max_bytes=max_bytes, **options)
+        assert records == [store.queues.get(one.name) for one in records]
+        return [one.name for one in records], more
+
+    assert page("", 1 << 20) == (names, False)
+    assert page("", 1) == (names[:1], True)
+    assert page("", 6_000) == (names[:2], True)
+    assert page("q1", 6_000) == (names[2:4], True)
+    assert page("q3", 6_000) == (names[4:], False)
+    assert page("q10", 1) == (names[2:3], True), "the name need not be one"
+    assert page("q5", 1) == ([], False)
+    assert page("", 6_000, active=False) == (["q1", "q3"], True)
+    assert page("q0", 6_000, wanted=lambda name: name in ("q0", "q4", "q5")) == (["q4", "q5"], False)
 
 
 def test_whose_queues_there_are(kind: Kind) -> None:

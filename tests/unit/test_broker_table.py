@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignis.broker.protocol.commands import ANSWERS, Command
-from ignis.broker.protocol.table import TABLE, About, Size
+from ignis.broker.protocol.table import BULKY, LOOKS, TABLE, About, Size
 from ignis.broker.server.broker_commands import BROKER_ACTIONS
 from ignis.broker.server.claim_commands import CLAIM_CALLS
 from ignis.broker.server.command_table import CALLS
@@ -27,6 +27,14 @@ def test_every_command_is_carried_out_in_one_place() -> None:
     assert set(served) | apart == set(TABLE)
     calls = [STORE_CALLS, LATER_CALLS, CLAIM_CALLS, QUEUE_CALLS, LOCK_CALLS]
     assert len(CALLS) == sum(map(len, calls))
+
+
+def test_what_reads_much_is_for_threads_of_its_own() -> None:
+    """Two at a time for each connection, and none for one that is gone; small answers need no room."""
+    lists = {Command.QUEUE_LIST, Command.LIST_QUEUES, Command.NAMES}
+    rows = {Command.PEEK, Command.SCAN, Command.LIST_LATER, Command.ARRAY_PEEK}
+    assert lists | rows | {Command.OLDEST, Command.QUEUE_INFO} == LOOKS
+    assert lists | rows | {Command.FIRE, Command.ABANDONED, Command.ARRAY_DEQUEUE} == BULKY
 
 
 def test_what_may_be_large_names_what_it_is_about_first() -> None:

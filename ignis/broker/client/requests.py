@@ -189,8 +189,9 @@ def delete_queue(name: str, force: bool) -> ClientRequest[bool]:
     return build(Command.DELETE_QUEUE, name, force)
 
 
-def list_queues(active: bool | None) -> ClientRequest[list[dict[str, Any]]]:
-    return build(Command.LIST_QUEUES, active)
+def list_queues(active: bool | None, after: str | None = None) -> ClientRequest[Any]:
+    """Answers a list of mappings; with ``after`` a page of those behind that name: (list, whether there are more)."""
+    return build(Command.LIST_QUEUES, active, after)
 
 
 def queue_info(name: str) -> ClientRequest[dict[str, Any]]:

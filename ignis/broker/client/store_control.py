@@ -54,7 +54,13 @@ class BrokerQueues(QueueStore):
                         raise
 
     def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
-        return self._calls.ask(store_requests.queue_list(active))
+        found: builtins.list[QueueRecord] = []
+        more = True
+        while more:
+            records, more = self._calls.ask(store_requests.queue_list(active, found[-1].name if found else ""))
+            found += records
+            more = more and bool(records)
+        return found
 
     def remove(self, name: str) -> bool:
         return self._calls.ask(store_requests.queue_remove(name))

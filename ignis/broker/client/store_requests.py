@@ -201,8 +201,9 @@ def queue_replace(known: QueueRecord, fresh: QueueRecord, fence: Fence | None) -
     return build(Command.QUEUE_REPLACE, known, fresh, fence)
 
 
-def queue_list(active: bool | None) -> ClientRequest[list[QueueRecord]]:
-    return build(Command.QUEUE_LIST, active)
+def queue_list(active: bool | None, after: str) -> ClientRequest[tuple[list[QueueRecord], bool]]:
+    """The queues behind that name, as many as the broker gives at a time; and whether there are more."""
+    return build(Command.QUEUE_LIST, active, after)
 
 
 def queue_remove(name: str) -> ClientRequest[bool]:

@@ -357,9 +357,10 @@ class QueueReplace(Head):
 
 
 class QueueList(Head):
-    """QUEUE_LIST, LIST_QUEUES. ``active`` nil = all."""
+    """QUEUE_LIST, LIST_QUEUES. ``active`` nil = all; ``after`` nil = in one answer, a name = a page of those behind it."""
 
     active: bool | None = None
+    after: Annotated[str, Meta(max_length=1_024)] | None = None
 
 
 class LockRequest(Head):

@@ -179,8 +179,8 @@ def _broker(answer: Any, **more: Any) -> Row:
     return Row(About.BROKER, "look", answer=answer, repeats=True, **more)
 
 
-def _list(words: str, payload: type[Any] | None, answer: Any) -> Row:
-    return Row(About.LIST, words, None, payload, answer, repeats=True)
+def _list(words: str, payload: type[Any] | None, answer: Any, **more: Any) -> Row:
+    return Row(About.LIST, words, None, payload, answer, repeats=True, **more)
 
 
 _LockRow = tuple[str, str, int, int, int] | None
@@ -210,7 +210,7 @@ TABLE: dict[int, Row] = {
     # Who may not make queues declares one only as it is, which changes nothing: opening it to look is that.
     Command.DECLARE: _queue(f"{_OPENING} look", Declare, repeats=True),
     Command.QUEUE_GET: _queue(f"{_OPENING} look", Named, QueueRecord | None, repeats=True),
-    Command.QUEUE_INFO: _queue(f"{_OPENING} look", Named, Any, repeats=True),
+    Command.QUEUE_INFO: _queue(f"{_OPENING} look", Named, Any, repeats=True, looks=True),
 
     Command.FIRE: _queue("work", Fire, Any, bulky=True),
     Command.CLAIM: _queue("work", ClaimRequest, _Runs),
@@ -239,9 +239,10 @@ TABLE: dict[int, Row] = {
     Command.DELAYED: _queue("work look", Named, tuple[int, int | None], repeats=True),
     Command.METADATA: _queue("work look", AnyNamed, list[list[int]], _ANY, repeats=True),
     Command.OLDEST: _queue("work look", Named, int | None, repeats=True, looks=True),
-    Command.NAMES: _list("work look", None, list[str]),
-    Command.QUEUE_LIST: _list("work look", QueueList, list[QueueRecord]),
-    Command.LIST_QUEUES: _list("look", QueueList, Any),
+    Command.NAMES: _list("work look", None, list[str], bulky=True, looks=True),
+    # As a client of ours asks for it, with `after`: see `ignis.broker.server.calls.queue_page`.
+    Command.QUEUE_LIST: _list("work look", QueueList, tuple[list[QueueRecord], bool], bulky=True, looks=True),
+    Command.LIST_QUEUES: _list("look", QueueList, Any, bulky=True, looks=True),
     # Of who may do anything to any queue: what is delayed, and shown, is so by the store's clock.
     Command.CLOCK: _list(f"{_OPENING} look", None, int),
 

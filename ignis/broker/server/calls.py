@@ -11,19 +11,29 @@ from typing import Any, NamedTuple
 
 from ignis.broker.auth.principal import Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.encoding import pack, unpack
+from ignis.broker.protocol.payloads import QueueList
 from ignis.broker.server.application import Application
 from ignis.broker.server.peer import Peer
 from ignis.broker.server.permission_check import check_queue, own_scope
+from ignis.errors import BadRequestError
 from ignis.magazine import queue_of
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import KEEP_TTL, Fence, Owner
+from ignis.storage.base import KEEP_TTL, Fence, Owner, QueueRecord
 
-__all__ = ["MOST_ROWS", "RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "value"]
+__all__ = ["MOST_ROWS", "RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "over_frame", "queue_page", "value"]
 
 RESULT = int(Command.RESULT)
 MOST_ROWS = 10_000
 """Messages that one request is shown at most; it asks again for more."""
+_SMALLER_ELSE = "ask for less at a time, or raise the limit at the broker and its clients"
+_SMALLER = {
+    **dict.fromkeys(
+        (int(Command.QUEUE_LIST), int(Command.LIST_QUEUES)),
+        "ask for it page by page, with `after`: empty at first, then the last name that came",
+    ),
+    int(Command.NAMES): "ask for the queues page by page, with QUEUE_LIST",
+}
 _FRAME_ROOM_BYTES = 64
 """Of a frame for its header, and for what stands in an answer before its values."""
 
@@ -72,6 +82,32 @@ class Asked(NamedTuple):
     def fence(self, fence: tuple[str, int] | None) -> Fence | None:
         """The fence that a head names: its epoch is that which the sender's own EPOCH_NEXT raises."""
         return None if fence is None else Fence(own_scope(self.principal, fence[0]), fence[1])
+
+
+def queue_page(asked: Asked, command: Command) -> tuple[list[QueueRecord], bool]:
+    """(queues that the sender may see, whether there are more) as QUEUE_LIST and LIST_QUEUES ask for them.
+
+    Raises BadRequestError when all of them were asked for in one answer, and a frame has no room for them.
+    """
+    head, _ = unpack(asked.payload, QueueList)
+    whole = head.after is None
+    found = asked.app.store.queues.page(
+        head.after or "",
+        active=head.active,
+        max_bytes=asked.most_bytes if whole else asked.bound,
+        wanted=lambda name: asked.may(command, name),
+    )
+    if whole and found[1]:
+        raise over_frame(asked, command)
+    return found
+
+
+def over_frame(asked: Asked, command: int) -> BadRequestError:
+    """What is answered instead of an answer for which a frame has no room: it would end the connection."""
+    limit = asked.app.context.broker.settings.max_frame_bytes
+    return BadRequestError(
+        f"the answer to {Command(command).name} is over broker.max_frame_bytes = {limit}; {_SMALLER.get(command, _SMALLER_ELSE)}"
+    )
 
 
 def value(result: Any) -> Reply:

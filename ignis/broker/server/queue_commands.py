@@ -11,7 +11,7 @@ from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList
 from ignis.broker.server.application import Application
-from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, queue_page, value
 from ignis.broker.server.peer import Peer
 from ignis.broker.server.setting_aside import SettingAside
 from ignis.broker.server.state import SidelinedCounts
@@ -70,8 +70,9 @@ def _delete(asked: Asked) -> Reply:
 
 def _list(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueList)
-    records = asked.app.store.queues.list(head.active)
-    return value([_described(one) for one in records if asked.may(Command.LIST_QUEUES, one.name)])
+    records, cut = queue_page(asked, Command.LIST_QUEUES)
+    described = [_described(one) for one in records]
+    return value(described if head.after is None else (described, cut))
 
 
 def _info(asked: Asked) -> Reply:

@@ -11,10 +11,10 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import AnyNamed
-from ignis.broker.protocol.table import BULKY, LOOKS
+from ignis.broker.protocol.table import BULKY, LOOKS, TABLE
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
-from ignis.broker.server.calls import Asked, Reply
+from ignis.broker.server.calls import Asked, Reply, over_frame
 from ignis.broker.server.claim_commands import BegunFire, finish_fire, try_fire
 from ignis.broker.server.command_table import CALLS
 from ignis.errors import BadRequestError, ClosedError
@@ -30,6 +30,12 @@ _MOST_RUNS = 64
 _AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
 _MOST_LOOKS = 2
 """Requests of one connection that read what may be much, at a time. They take turns with those of others."""
+_MAY_BE_LARGE = BULKY | {int(Command.METADATA), int(Command.HELD)}
+"""Not given to a user who is held back. These two are asked for often, and small as a rule: no room is kept for them."""
+_PAGE_BYTES = dict.fromkeys((int(Command.QUEUE_LIST), int(Command.LIST_QUEUES), int(Command.NAMES)), 1 << 20)
+"""Room that is kept for one answer. Every client lists the queues now and then: with more for each they would be a crowd."""
+_ANSWER_ALONE = frozenset(number for number, row in TABLE.items() if row.repeats)
+"""What changes nothing, or may be done again: an answer that fits into no frame may be refused."""
 _FOR_READERS = LOOKS | {int(Command.ARRAY_DEQUEUE)}
 """Not carried out when the connection is gone: what ARRAY_DEQUEUE removes is in its answer alone."""
 _LISTS = frozenset({
@@ -154,19 +160,21 @@ class RequestQueue:
         """Gives the store as many as it may have now."""
         session, unread = self._session, self._unread
         while self._waiting and self._running < _MOST_CALLS and not session.over_outbound():
-            bulky = self._waiting[0].command in BULKY
-            if bulky and (self._bulky >= (1 if unread.crowded else _MOST_BULKY) or session.held_back):
+            command = self._waiting[0].command
+            bulky, looks = command in BULKY, command in LOOKS
+            if bulky and self._bulky >= (1 if unread.crowded else _MOST_BULKY):
                 return
-            looks = self._waiting[0].command in LOOKS
+            if command in _MAY_BE_LARGE and session.held_back:
+                return
             if looks and self._looks >= _MOST_LOOKS:
                 return
             request = self._waiting.popleft()
             self._running += 1
             self._bulky += bulky
             self._looks += looks
-            room = unread.begin() if bulky else 0
+            room = unread.begin(_PAGE_BYTES.get(command, 1 << 62)) if bulky else 0
             self._count_call(1)
-            long = request.command in _LISTS and len(request.payload) > _LONG_BYTES
+            long = command in _LISTS and len(request.payload) > _LONG_BYTES
             self._threads.call(
                 self._call, self._called, (request, room), looks=looks, long=long, line=session.shares_with
             )
@@ -191,14 +199,17 @@ class RequestQueue:
         application = session.application
         assert application is not None
         try:
-            if request.command in BULKY and (session.held_back or self._unread.behind):
+            if request.command in _MAY_BE_LARGE and (session.held_back or self._unread.behind):
                 return request, room, _PUT_OFF  # it was not so when it was given to the threads
             if session.closed and request.command in _FOR_READERS:
                 raise ClosedError("the connection is gone")  # nobody reads the answer
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
-            reply = call(Asked(application, session.principal, session.owner, request.payload, room))
+            asked_for = Asked(application, session.principal, session.owner, request.payload, room)
+            reply = call(asked_for)
+            if request.command in _ANSWER_ALONE and reply.nbytes > asked_for.most_bytes:
+                raise over_frame(asked_for, request.command)
             self._unread.made_in_thread(reply.nbytes)
             return request, room, reply
         except Exception as exc:

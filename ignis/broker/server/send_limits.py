@@ -79,10 +79,10 @@ class SendLimits:
         """Whether each may leave little only, as of the last look."""
         return self.allowed_bytes < self._settings.max_outbound_bytes
 
-    def begin(self) -> int:
-        """A large answer is about to be made: the bytes it may take. They count until `made`."""
+    def begin(self, most_bytes: int = 1 << 62) -> int:
+        """A large answer is about to be made: the bytes it may take, ``most_bytes`` at most. They count until `made`."""
         self.look()
-        size = min(self.allowed_bytes, self._settings.max_frame_bytes // 2)
+        size = min(self.allowed_bytes, self._settings.max_frame_bytes // 2, most_bytes)
         self._making += size
         return size
 

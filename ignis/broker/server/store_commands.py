@@ -23,7 +23,7 @@ from ignis.broker.protocol.payloads import (
     Scan,
     TransferRequest,
 )
-from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, value
+from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, queue_page, value
 from ignis.errors import (
     BadRequestError,
     ConfigError,
@@ -293,8 +293,9 @@ def _queue_replace(asked: Asked) -> Reply:
 
 def _queue_list(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueList)
-    records = asked.app.store.queues.list(head.active)
-    return value([_shown(asked, one) for one in records if asked.may(Command.QUEUE_LIST, one.name)])
+    records, cut = queue_page(asked, Command.QUEUE_LIST)
+    shown = [_shown(asked, one) for one in records]
+    return value(shown if head.after is None else (shown, cut))
 
 
 def _queue_remove(asked: Asked) -> Reply:

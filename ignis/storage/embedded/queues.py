@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_queue, check_record, check_same_name
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import Change, read_fence
+from ignis.storage.fitting import first_fitting
 from ignis.storage.in_flight import guarded
 from ignis.storage.records import Fence, QueueRecord
 
@@ -66,18 +67,38 @@ class EmbeddedQueues(QueueStore):
 
     @guarded
     def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
+        return [record for record, _ in self._records("", active, None)]
+
+    @guarded
+    def page(
+        self,
+        after: str,
+        *,
+        active: bool | None = None,
+        max_bytes: int,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> tuple[builtins.list[QueueRecord], bool]:
+        return first_fitting(self._records(after, active, wanted), max_bytes)
+
+    def _records(
+        self, after: str, active: bool | None, wanted: Callable[[str], bool] | None
+    ) -> Iterator[tuple[QueueRecord, int]]:
+        """Records with their bytes, by name; decoded as they are asked for."""
         prefix = self._store.scope.prefix(b"Q")
-        records: builtins.list[QueueRecord] = []
         for key, value in self._store.keys.items(prefix):
             name = key[len(prefix) :].decode("utf-8", "backslashreplace")
+            if name <= after or not (wanted is None or wanted(name)):
+                continue
             try:
-                records.append(decode(name, value))
+                record = decode(name, value)
             except StoreFormatError as exc:
                 # The others go on; who asks for this one is told.
                 if name not in self._reported:
                     self._reported.add(name)
                     log.error(event_text("queue_record_damaged", "%s"), exc)
-        return [record for record in records if active is None or record.active == active]
+                continue
+            if active is None or record.active == active:
+                yield record, len(value)
 
     @guarded
     def remove(self, name: str) -> bool:

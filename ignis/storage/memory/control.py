@@ -28,7 +28,7 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
-from ignis.storage.fitting import ValueRoom
+from ignis.storage.fitting import ValueRoom, first_fitting
 from ignis.storage.memory.state import StoreContext
 from ignis.storage.records import Fence, LockRecord, QueueRecord
 
@@ -73,6 +73,21 @@ class MemoryQueues(QueueStore):
             mine = sorted(key for key in content.queues if key[0] == self._store.scope)
             records = [copy.deepcopy(content.queues[key]) for key in mine]
             return [record for record in records if active is None or record.active == active]
+
+    def page(
+        self,
+        after: str,
+        *,
+        active: bool | None = None,
+        max_bytes: int,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> tuple[builtins.list[QueueRecord], bool]:
+        with self._store.open_content() as content:
+            names = sorted(name for scope, name in content.queues if scope == self._store.scope and name > after)
+            found = (content.queues[self._store.scope, name] for name in names if wanted is None or wanted(name))
+            some = (one for one in found if active is None or one.active == active)
+            records, more = first_fitting(((one, len(msgspec.msgpack.encode(one))) for one in some), max_bytes)
+            return copy.deepcopy(records), more
 
     def remove(self, name: str) -> bool:
         with self._store.open_content() as content:

@@ -32,6 +32,7 @@ from ignis.broker.repeated_log import RepeatedLog
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from ignis.native.wire import pack_pointers
+from ignis.storage.base import QueueRecord
 from tests.integration.broker.test_broker_process import BrokerProcess
 from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker, Wire, running
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 _LIMITS, _HERE, _FLOODS = "test_broker_limits", "test_broker_hostile", "test_broker_floods"
-_USERS, _ARRAYS = "test_broker_permissions", "test_broker_array_answers"
+_USERS, _ARRAYS, _LISTS = "test_broker_permissions", "test_broker_array_answers", "test_broker_lists"
 
 LIMITS: dict[str, tuple[str, str]] = {
     "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
@@ -79,10 +80,11 @@ LIMITS: dict[str, tuple[str, str]] = {
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
     "connections": (_LIMITS, "test_connections_are_counted"),
     "connections that have not said who they are": (_FLOODS, "test_silence_of_one_address_does_not_lock_out_another"),
-    "answer to FIRE, CONSUME, PEEK, SCAN, LIST_LATER, ABANDONED, ARRAY_DEQUEUE, ARRAY_PEEK": (
-        _HERE,
-        "test_answers_are_cut_to_their_limit",
-    ),
+    (
+        "answer to FIRE, CONSUME, PEEK, SCAN, LIST_LATER, ABANDONED, ARRAY_DEQUEUE, ARRAY_PEEK, and to QUEUE_LIST and "
+        "LIST_QUEUES with `after`"
+    ): (_HERE, "test_answers_are_cut_to_their_limit"),
+    "answer that is not cut, to what changes nothing": (_LISTS, "test_a_list_that_no_frame_has_room_for_is_refused"),
     "one value of an array queue": (_ARRAYS, "test_a_value_that_no_frame_could_bring_back_is_not_taken"),
     "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
 }
@@ -621,8 +623,9 @@ _ONE_RECORD: dict[str, tuple[Command, bytes]] = {
     "fire": (Command.FIRE, pack(["q", 1, "me", None, 1 << 30])),
     "consume": (Command.CONSUME, pack(["q", 1, 60_000, 1 << 30])),
     "subscribe": (Command.SUBSCRIBE, pack(Subscribe("q", 1))),
+    "list": (Command.QUEUE_LIST, pack([None])),
 }
-"""Requests that are answered with a record, however large it is."""
+"""Requests that are answered with a record, however large it is, or with all queues' records."""
 
 
 def _reads_a_record(wire: Wire, size: int) -> bool:
@@ -647,6 +650,10 @@ def test_large_records_that_nobody_reads_are_bounded(memory_url: str, how: str) 
         client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(count + 1):
             client.ask(requests.send("q", encode_record(bytes(size))))
+        if how == "list":
+            queues = broker.broker.applications[0].store.queues
+            for number in range(size // 60_000 + 1):
+                queues.put(QueueRecord(f"r{number}", extra={"x": "y" * 60_000}))
         greedy = [stack.enter_context(Wire(broker.port)) for _ in range(count)]
         for number, wire in enumerate(greedy):
             wire.greet(user="greedy", instance=f"greedy{number}")
@@ -691,6 +698,12 @@ def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
         assert len(client.ask(store_requests.array_dequeue("a", "Q", 100))) == 2
         assert len(client.ask(store_requests.array_dequeue("a", "Q", 100, 40_000))) == 1
         assert client.ask(store_requests.array_size("a", "Q")) == 9
+        for number in range(9):
+            client.ask(store_requests.queue_put(QueueRecord(f"r{number}", extra={"x": "y" * 30_000})))
+        records, more = client.ask(store_requests.queue_list(None, "r"))
+        assert ([one.name for one in records], more) == (["r0", "r1"], True)
+        described, more = client.ask(requests.list_queues(None, "r5"))
+        assert ([one["name"] for one in described], more) == (["r6", "r7"], True)
 
 
 def test_credit_over_the_limit(memory_url: str) -> None:
