@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -138,6 +138,9 @@ class ArrayStore(abc.ABC):
     A value is one that MessagePack has: an int of 64 bits, a float, a bool, text, bytes, or a list or mapping of these.
     A queue that was never used is empty.
     """
+
+    bounds_answers: ClassVar[bool] = True
+    """Whether it keeps to ``max_bytes`` and ``max_value_bytes``. Where it does not, a queue as a whole is small."""
 
     @abc.abstractmethod
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:

@@ -241,6 +241,8 @@ def fitting(values: Iterable[Any], limit: int, max_bytes: int | None, max_value_
 
 def test_no_more_comes_than_there_is_room_for(store: Store) -> None:
     """And no more is removed. One at least is, however large."""
+    if not store.arrays.bounds_answers:
+        pytest.skip("an array is one record of this store")
     store.arrays.enqueue("q", "Q", ["x" * 100] * 3 + ["y" * 1_000, "z"])
     for max_bytes, count in ((1, 1), (203, 1), (204, 2), (1_300, 3), (1_310, 4), (1_311, 5), (None, 5)):
         assert len(store.arrays.peek("q", "Q", 9, max_bytes=max_bytes)) == count
@@ -252,6 +254,8 @@ def test_no_more_comes_than_there_is_room_for(store: Store) -> None:
 
 
 def test_a_value_that_is_too_large_stays(store: Store) -> None:
+    if not store.arrays.bounds_answers:
+        pytest.skip("an array is one record of this store")
     store.arrays.enqueue("q", "Q", [1, "y" * 1_000, 2])
     assert store.arrays.peek("q", "Q", 9, max_value_bytes=500) == [1]
     assert store.arrays.dequeue("q", "Q", 9, max_value_bytes=500) == [1]
@@ -319,8 +323,10 @@ class QueueMachine(RuleBasedStateMachine):
     def read_bounded(
         self, name: str, limit: int, max_bytes: int | None, max_value_bytes: int | None, peeks: bool
     ) -> None:
-        expected = fitting(self.models[name], limit, max_bytes, max_value_bytes)
         arrays = self.store.arrays
+        if not arrays.bounds_answers:
+            max_bytes = max_value_bytes = None
+        expected = fitting(self.models[name], limit, max_bytes, max_value_bytes)
         read = arrays.peek if peeks else arrays.dequeue
         if expected is None:
             with pytest.raises(MessageTooLargeError):

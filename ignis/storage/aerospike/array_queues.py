@@ -21,7 +21,7 @@ import msgspec
 from aerospike_helpers import expressions as exp
 from aerospike_helpers.operations import expression_operations
 
-from ignis.errors import MessageTooLargeError, RecordTooLargeError, StoreError, StoreTimeoutError
+from ignis.errors import RecordTooLargeError, StoreError, StoreTimeoutError
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
@@ -46,20 +46,16 @@ def module_name() -> str:
     return f"ignis_array_queue_v{LUA_VERSION}_{hashlib.sha256(module_text()).hexdigest()[:8]}"
 
 
-def _values(found: Any, max_value_bytes: int | None) -> list[Any]:
-    """What the module gave. Raises MessageTooLargeError for a number: minus the bytes of an oldest value that is too large."""
-    if isinstance(found, (int, float)):
-        raise MessageTooLargeError(int(-found), max_value_bytes or 0, "max_value_bytes", "value")
-    values: list[Any] = found
-    return values
-
-
 class AerospikeArrays(ArrayStore):
     """Array queues of one application. Thread-safe.
+
+    An array is one record, so no larger than the server's write block: the bounds of an answer are not looked at.
 
     One client call per operation. Operations that change something are sent once: when an answer is lost
     (StoreTimeoutError) they may have been done.
     """
+
+    bounds_answers = False
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
@@ -88,8 +84,8 @@ class AerospikeArrays(ArrayStore):
         max_value_bytes: int | None = None,
     ) -> list[Any]:
         check_limit(limit)
-        arguments = [bin_name, limit, max_bytes or 0, max_value_bytes or 0]
-        return _values(self._apply(name, "dequeue_many", arguments, repeat=False), max_value_bytes)
+        found: list[Any] = self._apply(name, "dequeue_many", [bin_name, limit], repeat=False)
+        return found
 
     def peek(
         self,
@@ -101,8 +97,8 @@ class AerospikeArrays(ArrayStore):
         max_value_bytes: int | None = None,
     ) -> list[Any]:
         check_limit(limit)
-        arguments = [bin_name, limit, max_bytes or 0, max_value_bytes or 0]
-        return _values(self._apply(name, "peek", arguments, repeat=True), max_value_bytes)
+        found: list[Any] = self._apply(name, "peek", [bin_name, limit], repeat=True)
+        return found
 
     def size(self, name: str, bin_name: str) -> int:
         return int(self._apply(name, "size", [bin_name], repeat=True))
