@@ -443,23 +443,33 @@ def test_bytes_of_refused_requests_wait_for_their_turn(memory_url: str, asked: l
     users = Users(web=["publish:orders"], boss=["all:*"])
     command = Command.CONSUME if len(asked) > 1 else Command.QUEUE_INFO
     frames = b"".join(encode_frame(command, number, pack(asked)) for number in range(5, 25))
+    answered, rounds = threading.Event(), [0] * 40
+
+    def flood(number: int) -> None:
+        while not answered.is_set():
+            wires[number].raw(frames)
+            rounds[number] += 1
+
     with running(memory_url, authenticator=users) as broker, contextlib.ExitStack() as stack:
-        wires = [stack.enter_context(Wire(broker.port)) for _ in range(40)]
+        wires = [stack.enter_context(Wire(broker.port)) for _ in rounds]
         for wire in wires:
             wire.greet(user="web")
-        floods = [threading.Thread(target=wire.raw, args=(frames,), daemon=True) for wire in wires]
+        floods = [threading.Thread(target=flood, args=(number,), daemon=True) for number in range(40)]
+        stack.callback(answered.set)
         for one in floods:
             one.start()
         eventually(lambda: broker.broker.context.turns.waiting >= 10)
         with Wire(broker.port) as boss:
             boss.greet(user="boss")
             boss.send(Command.QUEUE_INFO, 7, pack(["q"]))
-            assert boss.receive()[1] == 7
-            assert any(one.is_alive() for one in floods)
-        for wire in wires:
-            assert [wire.receive()[:2] for _ in range(20)] == [(Command.ERROR, number) for number in range(5, 25)]
+            assert boss.receive()[1] == 7  # while they go on
+        answered.set()
         for one in floods:
             one.join(WAIT_S)
+            assert not one.is_alive()
+        for wire, times in zip(wires, rounds, strict=True):
+            for _ in range(times):
+                assert [wire.receive()[:2] for _ in range(20)] == [(Command.ERROR, number) for number in range(5, 25)]
         eventually(lambda: broker.on_loop(lambda: broker.broker.context.turns.waiting) == 0)
 
 
