@@ -16,6 +16,7 @@ from ignis.storage.purging import PURGE_BATCH
 __all__ = ["Deleted", "Purged", "delete_matching", "match_messages", "purge"]
 
 _PAGE = 1_000
+_PAGE_BYTES = 8 << 20
 _PAST = 1 << 62
 
 Match = Callable[["bytes | None"], bool]
@@ -150,7 +151,7 @@ def _delete_matching(
     after: dict[int, int] = {}
     deleted = looked_at = 0
     while limit is None or deleted < limit:
-        page = magazines.scan(name, after=after, limit=_PAGE, pending_only=True)
+        page, cut = magazines.scan_within(name, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES, pending_only=True)
         found: dict[int, list[int]] = {}
         count = 0
         for shard, pointer, record in page:
@@ -170,6 +171,6 @@ def _delete_matching(
                 deleted = removed.count = deleted + magazines.delete_waiting(name, found)
         if progress is not None:
             progress(len(page))
-        if len(page) < _PAGE:
+        if len(page) < _PAGE and not cut:
             break
     return Deleted(deleted, looked_at)

@@ -21,12 +21,14 @@ __all__ = [
     "DelayedMessage",
     "Later",
     "check_delay_s",
+    "delayed_message",
     "due_time_ms",
     "until_s",
 ]
 
 MAX_DELAY_S = MAX_TTL_S
 _PAGE = 1_000
+_PIECE_BYTES = 8 << 20
 
 
 class Clocked(Protocol):
@@ -104,18 +106,21 @@ class Later:
         return True
 
     def __iter__(self) -> Iterator[DelayedMessage]:
-        """All of them, the next one first, read in pieces of 1,000; what is put there meanwhile may be among them."""
+        """All of them, the next one first, read in pieces; what is put there meanwhile may be among them."""
         after, ahead_s = None, self._ahead_s()  # once: two looks at the clocks differ, and due times would go back
-        while piece := self._magazines.list_later(self._name, after=after, limit=_PAGE):
+        while True:
+            piece, _ = self._magazines.list_later_within(self._name, after=after, limit=_PAGE, max_bytes=_PIECE_BYTES)
+            if not piece:
+                return
             for one in piece:
-                yield _shown(one, ahead_s)
+                yield delayed_message(one, ahead_s)
             after = piece[-1][:3]
 
     def list(self, limit: int = 100) -> list[DelayedMessage]:
         """The next ones, at most ``limit``."""
         check_whole(limit, "limit", 1)
         ahead_s = self._ahead_s()
-        return [_shown(one, ahead_s) for one in self._magazines.list_later(self._name, limit=limit)]
+        return [delayed_message(one, ahead_s) for one in self._magazines.list_later(self._name, limit=limit)]
 
     def find(self, id: Any) -> DelayedMessage | None:
         """The message with that id; None when none waits that has it. Reads what waits, the next one first, until it is found."""
@@ -169,7 +174,8 @@ def _places(some: Sequence[Delayed]) -> dict[int, Sequence[int]]:
     return {shard: sorted(pointers) for shard, pointers in found.items()}
 
 
-def _shown(one: Delayed, ahead_s: float) -> DelayedMessage:
+def delayed_message(one: Delayed, ahead_s: float) -> DelayedMessage:
+    """What is stored, as it is shown. ``ahead_s``: how far the store's clock is ahead of the wall clock."""
     message = None
     if one.record is not None:
         with suppress(UnreadableMessageError):

@@ -31,7 +31,7 @@ __all__ = [
 Row = tuple[int, int, "bytes | None"]
 """Shard, pointer, record."""
 
-_PAGE, _FIRST_PAGE, _PAGE_BYTES = 1_000, 16, 8 << 20
+_PAGE, _PAGE_BYTES = 1_000, 8 << 20
 _PAST = 1 << 62
 _MOST_CLAIMS = 10_000
 """Claimed messages of one shard that are looked at; they are read for it."""
@@ -257,10 +257,9 @@ def scan_magazine(store: Store, magazine: str) -> Iterator[Row]:
     behind a shard's tail meanwhile is left out: who publishes must not keep this going for ever."""
     ends = {one.shard: one.load_pointer for one in shard_states(store, magazine)}
     after = {shard: _PAST for shard, end in ends.items() if not end}
-    limit = _FIRST_PAGE
     while ends:
         try:
-            page = store.magazines.scan(magazine, after=after, limit=limit)
+            page, cut = store.magazines.scan_within(magazine, after=after, limit=_PAGE, max_bytes=_PAGE_BYTES)
         except QueueNotFoundError:
             return
         for row in page:
@@ -270,8 +269,5 @@ def scan_magazine(store: Store, magazine: str) -> Iterator[Row]:
             if after.get(shard, 0) != _PAST:
                 after[shard] = pointer
                 yield row
-        if len(page) < limit:
+        if len(page) < _PAGE and not cut:
             return
-        # By the largest record of this page, and not much more than it had: what follows may be larger.
-        largest = max(len(data or b"") for _, _, data in page)
-        limit = max(1, min(_PAGE, limit * 4, _PAGE_BYTES // max(1, largest)))

@@ -266,6 +266,30 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
     ) -> list[tuple[int, int, bytes | None]]:
         """(shard, pointer, record) of what exists, in shard and pointer order, beginning behind ``after``: to browse."""
 
+    def scan_within(
+        self, magazine: str, *, after: Mapping[int, int], limit: int, max_bytes: int, pending_only: bool = False
+    ) -> tuple[list[tuple[int, int, bytes | None]], bool]:
+        """`scan` up to where the records have so many bytes, or little more; one comes in any case. And whether it stopped
+        before ``limit`` with more to come. A store that reads by the number alone reads some at a time, which may have more; a
+        broker's answer has a bound of its own."""
+        rows: list[tuple[int, int, bytes | None]] = []
+        seen, step = dict(after), 64
+        while max_bytes > 0 and len(rows) < limit:
+            asked = min(step, limit - len(rows))
+            page = self.scan(magazine, after=seen, limit=asked, pending_only=pending_only)
+            for row in page:
+                if max_bytes <= 0:
+                    return rows, True
+                rows.append(row)
+                max_bytes -= len(row[2] or b"") + transactions.BESIDE_BYTES
+            if len(page) < asked:
+                return rows, False
+            shard, pointer, _ = page[-1]
+            seen.update(dict.fromkeys(range(shard), 1 << 62))
+            seen[shard] = pointer
+            step = min(1_000, step * 2)
+        return rows, len(rows) < limit
+
     @abc.abstractmethod
     def transfer(
         self,

@@ -109,9 +109,10 @@ class KeepsLater:
     ) -> tuple[list[Delayed], bool]:
         """`list_later` up to where the records have so many bytes; one comes in any case. And whether it stopped there."""
         rows: list[Delayed] = []
-        left = max_bytes
+        left, step = max_bytes, _PIECE
         while len(rows) < limit:
-            most = min(_PIECE, limit - len(rows))
+            most = min(step, limit - len(rows))
+            step *= 2
             found = self.list_later(magazine, after=after, limit=most)
             for one in found:
                 left -= len(one.record or b"")

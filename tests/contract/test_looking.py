@@ -52,6 +52,33 @@ def test_scan_walks_shards_and_pointers(magazines: MagazineStore) -> None:
     assert scanned(magazines.scan("m", pending_only=True)) == [(0, 1, "x"), (2, 3, "c"), (2, 4, "d")]
 
 
+def test_scan_within_ends_where_the_bytes_do_and_goes_on_there(magazines: MagazineStore) -> None:
+    sizes = [300, 20_000, 10, 20_000, *[50] * 200]
+    for shard in (0, 2):
+        for size in sizes:
+            magazines.load("m", [(shard, batch("x" * size))], None)
+    everything = magazines.scan("m", limit=10_000)
+    by_broker = type(magazines).__module__.startswith("ignis.broker")
+    for max_bytes, limit in ((1, 1_000), (1_000, 1_000), (25_000, 50), (1 << 20, 1_000)):
+        found: list[tuple[int, int, bytes | None]] = []
+        after: dict[int, int] = {}
+        while True:
+            rows, cut = magazines.scan_within("m", after=after, limit=limit, max_bytes=max_bytes)
+            assert len(rows) <= limit
+            # A broker's answer has a bound of its own.
+            assert by_broker or sum(len(record or b"") for _, _, record in rows[:-1]) <= max_bytes
+            found += rows
+            after.update({shard: pointer for shard, pointer, _ in rows})
+            if not cut and len(rows) < limit:
+                break
+            assert rows
+        assert found == everything, max_bytes
+    magazines.fire("m", 3, "me", shards=[0])
+    rows, cut = magazines.scan_within("m", after={2: 1 << 62}, limit=10, max_bytes=1 << 20, pending_only=True)
+    assert ([row[:2] for row in rows], cut) == ([(0, one) for one in range(4, 14)], False)
+    assert magazines.scan_within("m", after={0: 1 << 62, 2: 1 << 62}, limit=10, max_bytes=100) == ([], False)
+
+
 def test_metadata_counts_per_shard(magazines: MagazineStore) -> None:
     assert [one.load_pointer for one in magazines.metadata("m")] == [0, 0, 0, 0]
     magazines.load_records("m", 1, numbered(5))

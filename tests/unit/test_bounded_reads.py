@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.control.inspection import scan_magazine
 from ignis.native import encode_record
 from ignis.storage.bounded_reads import peek_fitting, scan_fitting
 
@@ -95,3 +96,35 @@ def test_a_peek_finds_what_is_there_in_few_calls(app: ignis.Ignis) -> None:
 def test_nothing_asked_of_a_magazine_that_is_not_there(app: ignis.Ignis) -> None:
     with pytest.raises(ignis.errors.QueueNotFoundError):
         peek_fitting(app.store.magazines, "nope", [], max_bytes=1)
+
+
+def test_who_looks_through_a_queue_reads_a_few_megabytes_at_a_time(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = app.queue("jobs", bytes, shards=1)
+    kind, read = type(app.store.magazines), list[int]()
+
+    def counted(name: str) -> Any:
+        real = getattr(kind, name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            found = real(*args, **options)
+            read.append(sum(len(row[2] if name.startswith("scan") else row[3]) for row in found[0]))
+            return found
+
+        return called
+
+    for _ in range(24):
+        queue.publish(b"x" * 1_000_000)
+        queue.publish(b"y" * 1_000_000, delay=3_600)
+    for name in ("scan_within", "list_later_within"):
+        monkeypatch.setattr(kind, name, counted(name))
+    nowhere = "01890000-0000-7000-8000-000000000000"
+    assert queue.delete(ids=[nowhere]).looked_at == 24
+    assert (sum(read) >= 24_000_000, max(read) < 10_000_000) == (True, True)
+    read.clear()
+    assert queue.later.cancel(nowhere) == 0
+    assert (sum(read) >= 24_000_000, max(read) < 10_000_000) == (True, True)
+    read.clear()
+    assert len(list(scan_magazine(app.store, "jobs"))) == 24
+    assert (sum(read) >= 24_000_000, max(read) < 10_000_000) == (True, True)

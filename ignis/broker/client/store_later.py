@@ -92,6 +92,16 @@ class BrokerLater(KeepsLater):
             after = found[-1][:3] if found else None
         return found
 
+    def list_later_within(
+        self, magazine: str, *, after: tuple[int, int, int] | None, limit: int, max_bytes: int
+    ) -> tuple[list[Delayed], bool]:
+        """One answer of the broker, which bounds it by itself."""
+        if not self.keeps_later:
+            return [], False
+        wanted = min(limit, _MOST_LISTED)
+        some, cut = self._calls.ask(later_requests.listed(magazine, after, wanted))
+        return some, bool(some) and len(some) < limit and (cut or len(some) == wanted)
+
     def run_now(self, magazine: str, pointers: Pointers) -> int:
         self._check_keeps()
         pieces = pointer_pieces(self._within(magazine, pointers))

@@ -240,6 +240,13 @@ class BrokerMagazines(BrokerLater, MagazineStore):
             begin.update(dict.fromkeys(range(shard), 1 << 62))
             begin[shard] = pointer
 
+    def scan_within(
+        self, magazine: str, *, after: Mapping[int, int], limit: int, max_bytes: int, pending_only: bool = False
+    ) -> tuple[list[tuple[int, int, bytes | None]], bool]:
+        """One answer of the broker, which bounds it by itself."""
+        rows, cut = self._calls.ask(store_requests.scan(magazine, after, limit, pending_only))
+        return rows, bool(rows) and cut and len(rows) < limit
+
     def transfer(
         self,
         source: str,

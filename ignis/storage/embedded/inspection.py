@@ -89,6 +89,31 @@ def scan(
     return rows
 
 
+def scan_within(
+    found: Magazine, after: Mapping[int, int], limit: int, max_bytes: int, pending_only: bool
+) -> tuple[list[tuple[int, int, bytes | None]], bool]:
+    """See `MagazineStore.scan_within`."""
+    rows: list[tuple[int, int, bytes | None]] = []
+    for shard, state in enumerate(found.log.shards(found.number)):
+        fired, living = state[1], state[5]
+        start = max(after.get(shard, 0), fired if pending_only else 0) + 1
+        if not living or start >= _END:
+            continue
+        if rows and max_bytes <= 0:
+            return rows, True
+        pieces, cut = found.log.peek_within(
+            found.number, shard, [(start, _END)], max(0, max_bytes), limit=limit - len(rows)
+        )
+        for first, records, _ in pieces:
+            rows += ((shard, first + index, record) for index, record in enumerate(records))
+            max_bytes -= sum(len(record or b"") + transactions.BESIDE_BYTES for record in records)
+        if len(rows) >= limit:
+            return rows, False
+        if cut:
+            return rows, True
+    return rows, False
+
+
 def existing(found: Magazine, shard: int, first: int, last: int, limit: int) -> tuple[Sequence[int], int]:
     """Up to ``limit`` of these pointers, all of which have a record, and the one to go on with: a walk over numbers would go
     through the gaps that every opening leaves."""

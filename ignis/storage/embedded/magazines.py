@@ -429,6 +429,14 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         return self._catalogue.on(magazine, lambda found: inspection.scan(found, after or {}, limit, pending_only))
 
     @guarded
+    def scan_within(
+        self, magazine: str, *, after: Mapping[int, int], limit: int, max_bytes: int, pending_only: bool = False
+    ) -> tuple[list[tuple[int, int, bytes | None]], bool]:
+        return self._catalogue.on(
+            magazine, lambda found: inspection.scan_within(found, after, limit, max_bytes, pending_only)
+        )
+
+    @guarded
     def abandoned(
         self,
         magazine: str,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ignis.errors import ClosedError, ConfigError, QueueMismatchError, QueueNotFoundError, UnreadableMessageError
 from ignis.native import PackedBatch, Record
+from ignis.storage import transactions
 from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import (
     check_declaration,
@@ -275,6 +276,17 @@ class MemoryMagazines(MemoryLater, MagazineStore):
                 if len(rows) >= limit:
                     break
             return rows[:limit]
+
+    def scan_within(
+        self, magazine: str, *, after: Mapping[int, int], limit: int, max_bytes: int, pending_only: bool = False
+    ) -> tuple[list[tuple[int, int, bytes | None]], bool]:
+        # They are in memory already, and found in one pass.
+        rows = self.scan(magazine, after=after, limit=limit, pending_only=pending_only)
+        for index, row in enumerate(rows):
+            if max_bytes <= 0 and index:
+                return rows[:index], True
+            max_bytes -= len(row[2] or b"") + transactions.BESIDE_BYTES
+        return rows, False
 
     def transfer(
         self,
