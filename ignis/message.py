@@ -484,6 +484,10 @@ class Message:
         """For ``--json`` output and the console: always what JSON can hold, whoever wrote the record. A key that is not UTF-8 is
         given as hexadecimal under ``key_hex``, a body that is no JSON value or text under ``body_hex``, and the envelope under
         ``meta_hex`` where its headers are no JSON."""
+        return {**self.about(), **self.shown_body()}
+
+    def about(self) -> dict[str, Any]:
+        """`as_dict` without the body, which is not looked at. Raises UnreadableMessageError."""
         out: dict[str, Any] = {
             "id": self.id,
             "key": self.key,
@@ -504,6 +508,11 @@ class Message:
             out |= {"key": None, "key_hex": self._record.key.hex()}
         if not _is_json(out["headers"]):
             out |= {"headers": {}, "meta_hex": self._record.meta.hex()}
+        return out
+
+    def shown_body(self) -> dict[str, Any]:
+        """The part of `as_dict` that is the body: ``body`` or ``body_hex``."""
+        out: dict[str, Any] = {}
         try:
             if self._record.flags & 0x0F == CODEC_MSGPACK:
                 out["body"] = msgspec.to_builtins(decode(self.body))

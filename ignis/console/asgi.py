@@ -27,11 +27,12 @@ from ignis.broker.auth.logins import Logins
 from ignis.config import check_whole
 from ignis.console.access import Access, Asked, Visitor, cookie_in, cookie_name
 from ignis.console.audit import AuditLog
-from ignis.console.body_room import BodyRoom
+from ignis.console.body_room import BodyRoom, Share
 from ignis.console.call import Answer, Call, Services
 from ignis.console.choice import Wanted
 from ignis.console.documents import FILES, Document, Strangers, api_document, file_document
 from ignis.console.jobs import Jobs
+from ignis.console.lanes import Lanes
 from ignis.console.leases import Leases
 from ignis.console.refusals import RefusedError, document_of, status_of
 from ignis.console.requests import JSON, body_in, path_in, query_in, size_in
@@ -52,6 +53,13 @@ T = TypeVar("T")
 
 _THREADS = 16
 _LOGINS = 2
+_READERS = 8
+_READERS_OF_A_USER = 4
+"""Requests that read messages: the other threads are for what takes no time."""
+_PIECE_BYTES = 64 << 10
+_READ_S = 30.0
+_LEAST_BYTES_PER_S = 256 << 10
+"""In so many seconds, and one more for so many bytes, an answer is read, or given up."""
 _LEAVING = 8
 """Threads for requests that have lost their place to others and are about to be answered."""
 _MOST_WAITING = 1_000
@@ -150,6 +158,7 @@ class Console:
         self._checking = WorkThreads(_LOGINS, "ignis-console-login")
         self.places = Places(max_waiting, max_waiting_per_user)
         self.room = BodyRoom()
+        self.lanes = Lanes(_READERS, _READERS_OF_A_USER)
         self._strangers = Strangers()
         self._logins: Logins | None = None
         self._closed = threading.Lock()
@@ -253,6 +262,7 @@ class Console:
         row = rows["GET" if request.method == "HEAD" else request.method]
         asked = self._asked(request)
         call: Call | None = None
+        room = self.room.of(None, 0)
         try:
             visitor = await self._in_thread(partial(self._visitor, row, asked))
             request.scope[_KNOWN] = visitor.via != "nobody"
@@ -260,18 +270,27 @@ class Console:
             await self._in_thread(partial(self._admit, row, call))
             call.query = query_in(row, request.query_params.multi_items())
             who = None if self.services.access.open else visitor.name
-            with self.room.of(who, size_in(row, request.headers, self._max_body_bytes)) as take:
-                call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes, take)
-                answer = await self._answered(row, call, request)
-                response = self._response(answer, asked)
+            room = call.room = self.room.of(who, size_in(row, request.headers, self._max_body_bytes))
+            call.body = await body_in(row, request.headers, request.stream(), self._max_body_bytes, room.take)
+            answer, data = await self._answered(row, call, request)
+            response = self._response(answer, data, room, asked)
         except ClientDisconnect:
+            room.close()
             return Response(status_code=400)
         except Exception as exc:
             if not isinstance(exc, IgnisError):
                 self._said.error("%s %s failed", row.method, row.path, about=row.path, exc_info=exc)
+            room.close()
             response = _refusal(exc)
+        except BaseException:
+            room.close()
+            raise
         if row.mutating and call is not None and (row.asks_first or call.admitted or call.visitor.known):
-            await self._in_thread(partial(self._audit, row, call, path_in(request.scope), response.status_code))
+            try:
+                await self._in_thread(partial(self._audit, row, call, path_in(request.scope), response.status_code))
+            except BaseException:
+                room.close()
+                raise
         return response
 
     def _visitor(self, row: ApiRoute, asked: Asked) -> Visitor:
@@ -291,17 +310,20 @@ class Console:
                 self.services.access.check_change(call.visitor, call.asked)
         call.admitted = True
 
-    async def _answered(self, row: ApiRoute, call: Call, request: Request) -> Answer:
+    async def _answered(self, row: ApiRoute, call: Call, request: Request) -> tuple[Answer, bytes]:
         if row.asks_first:
-            return await self._in_line(call, row)
-        if not row.waits or call.body.wait_s <= 0:
-            found = await self._in_thread(partial(row.handler, call))
-        else:
-            who = None if self.services.access.open else call.visitor.name
+            answer = await self._in_line(call, row)
+            return answer, msgspec.json.encode(answer.value)
+        who = None if self.services.access.open else call.visitor.name
+        work = partial(_made, row, call)
+        if row.waits and call.body.wait_s > 0:
             program = row.group == "gateway"
             with self.places.of_program(who, call.enough) if program else self.places.of_operator(who):
-                found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request)
-        return found if isinstance(found, Answer) else Answer(found)
+                return await self._in_waiting_thread(work, call.gone, request)
+        if not row.reads:
+            return await self._in_thread(work)
+        async with self.lanes.of(who):
+            return await self._in_thread(work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -343,8 +365,8 @@ class Console:
         logins.enter(begin, refused, answer.done, call.asked.network, call.body.user)
         return await answer
 
-    def _response(self, answer: Answer, asked: Asked) -> Response:
-        response = _json(answer.value, answer.status)
+    def _response(self, answer: Answer, data: bytes, room: Share, asked: Asked) -> Response:
+        response = _HeldResponse(data, answer.status, room)
         if answer.cookie is not None:
             response.set_cookie(
                 self._cookie_name(asked.headers, asked.scheme),
@@ -370,6 +392,51 @@ class Console:
             self.services.audit.write_refused_login(entry)
         else:
             self.services.audit.write(entry)
+
+
+def _made(row: ApiRoute, call: Call) -> tuple[Answer, bytes]:
+    """What is answered, and its JSON, which is made in the thread too: of a large one it takes a while."""
+    try:
+        found = row.handler(call)
+        answer = found if isinstance(found, Answer) else Answer(found)
+        data = msgspec.json.encode(answer.value)
+        answer.value = found = None
+        call.room.settle(len(data))
+    except IgnisError as exc:
+        # Its frames have what was read, and would have it until the garbage collector comes by.
+        exc.__context__ = None
+        raise exc.with_traceback(None) from None
+    return answer, data
+
+
+class _HeldResponse(Response):
+    """An answer that has its memory until its client has read it, or has had the time to."""
+
+    def __init__(self, data: bytes, status: int, room: Share) -> None:
+        super().__init__(None, status, {"cache-control": "no-store", "content-length": str(len(data) + 1)}, JSON)
+        self._data = data
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            if len(self._data) <= _PIECE_BYTES:
+                await send(start)
+                await send({"type": "http.response.body", "body": self._data + b"\n"})
+                return
+            # Without its end the server closes the connection: nothing that is cut off looks whole.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._send(start, send), _READ_S + len(self._data) / _LEAST_BYTES_PER_S)
+        finally:
+            self._data = b""
+            self._room.close()
+
+    async def _send(self, start: Message, send: Send) -> None:
+        """In pieces: the server takes one when the client has read most of those before."""
+        await send(start)
+        for at in range(0, len(self._data), _PIECE_BYTES):
+            await send({"type": "http.response.body", "body": self._data[at : at + _PIECE_BYTES], "more_body": True})
+        await send({"type": "http.response.body", "body": b"\n"})
 
 
 async def _watch(receive: Callable[[], Awaitable[Message]], gone: threading.Event) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ignis.app import Ignis
 from ignis.config import check_queue_name
 from ignis.console.access import Access, Asked, Visitor
 from ignis.console.audit import AuditLog
+from ignis.console.body_room import BodyRoom, Share
 from ignis.console.jobs import Jobs
 from ignis.console.leases import Leases
 from ignis.console.snapshot import Snapshot
@@ -62,6 +65,8 @@ class Call:
     path: Mapping[str, str]
     query: Any = None
     body: Any = None
+    room: Share = field(default_factory=lambda: BodyRoom().of(None, 0))
+    """The memory that it takes: of its body, of messages that it reads, and of its answer."""
     gone: threading.Event = field(default_factory=threading.Event)
     enough: threading.Event = field(default_factory=threading.Event)
     """Set when another user needs its place: it is answered now, with what there is."""
@@ -74,6 +79,12 @@ class Call:
         """Raises what refuses it now: while it waited its user may have been removed, or lost a right."""
         self.visitor = self.services.access.visitor(self.asked)
         self.visitor.require(needs, self.path.get("queue"))
+
+    def kept(self, found: dict[str, Any]) -> msgspec.Raw:
+        """A part of the answer, encoded: so it is known what it takes. Raises RefusedError (``too_many_requests``)."""
+        made = msgspec.json.encode(found)
+        self.room.take(len(made))
+        return msgspec.Raw(made)
 
     @property
     def store(self) -> Store:

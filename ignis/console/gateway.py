@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import time
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -12,8 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from ignis.config import check_timeout
+from ignis.console.body_room import FREE_BYTES, decoded_bytes, decoded_msgpack_bytes
 from ignis.console.call import Call
 from ignis.console.leases import MOST_HELD, MOST_OF_A_USER
+from ignis.console.refusals import RefusedError
 from ignis.console.roles import ADMIN, CONSUME
 from ignis.control.inspection import message_dict
 from ignis.deadlines import SIDELINE, on_expiry_of
@@ -22,7 +25,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_EXPIRED, REASON_UNREADABLE, Message, corrupt_record, failed_record
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
-from ignis.storage.base import Claim, QueueRecord, Transfer
+from ignis.storage.base import Claim, FireResult, QueueRecord, Transfer
 from ignis.storage.parts import transfer_all
 from ignis.storage.records import group_pointers
 
@@ -184,7 +187,7 @@ def pull(call: Call) -> dict[str, Any]:
             seen = magazines.wait(
                 record.name, -1, 0
             )  # before the claim, so that nothing that comes meanwhile is missed
-            found = magazines.fire(record.name, asked.limit, call.store.owner, max_bytes=_PULL_BYTES)
+            found = _fired(call, record, asked.limit)
             ready = [row for claim in found.claims for row in _sorted(call, record, claim)]
         left_s = until_s - time.monotonic()
         if waited:
@@ -192,6 +195,7 @@ def pull(call: Call) -> dict[str, Any]:
         if ready or left_s <= 0 or call.enough.is_set():
             break
         waited = True
+        call.room.settle(0)  # what was claimed and is nothing for a program is gone again
         if paused:
             call.services.closing.wait(min(_STEP_S, left_s))
         elif found.claims or found.more:
@@ -199,15 +203,37 @@ def pull(call: Call) -> dict[str, Any]:
         else:
             magazines.wait(record.name, seen, min(_STEP_S, left_s))
         record = call.record()
-    held = leases.take(record.name, call.visitor.name, [row[:2] for row in ready], asked.lease_s, record.stuck_after_s)
+    places = [(shard, pointer, len(data)) for shard, pointer, data in ready]
+    held = leases.take(record.name, call.visitor.name, places, asked.lease_s, record.stuck_after_s)
     if call.gone.is_set():
         leases.release(record.name, call.visitor.name, [one.receipt for one in held])
         return {"queue": record.name, "messages": []}
-    messages = [
-        {"receipt": one.receipt, "lease_s": asked.lease_s, **_shown(row, asked.bodies)}
-        for one, row in zip(held, ready, strict=True)
-    ]
+    try:
+        messages = [
+            call.kept({"receipt": one.receipt, "lease_s": asked.lease_s, **_shown(call, row, asked.bodies)})
+            for one, row in zip(held, ready, strict=True)
+        ]
+        call.room.take(sum(memoryview(one).nbytes for one in messages))  # they are put together to one answer
+    except BaseException:  # the program learns of none of them
+        leases.release(record.name, call.visitor.name, [one.receipt for one in held])
+        raise
     return {"queue": record.name, "messages": messages}
+
+
+def _fired(call: Call, record: QueueRecord, limit: int) -> FireResult:
+    """Claims messages, and takes the memory for them and a copy. Raises RefusedError (``too_many_requests``): they went back, not
+    counted; where a few do not fit, nothing was claimed."""
+    magazines = call.store.magazines
+    with call.room.reading():
+        with call.room.held(2 * _PULL_BYTES):
+            found = magazines.fire(record.name, limit, call.store.owner, max_bytes=_PULL_BYTES)
+        try:
+            call.room.take(2 * sum(len(one or b"") for claim in found.claims for one in claim.records))
+        except RefusedError:
+            for claim in found.claims:
+                magazines.reload(record.name, {claim.shard: list(claim.pointers)})
+            raise
+    return found
 
 
 def _check_again(call: Call, record: QueueRecord, claimed: list[tuple[int, int, bytes]]) -> None:
@@ -220,15 +246,30 @@ def _check_again(call: Call, record: QueueRecord, claimed: list[tuple[int, int, 
         raise
 
 
-def _shown(row: tuple[int, int, bytes], bodies: str) -> dict[str, Any]:
-    found = message_dict(*row)
+def _shown(call: Call, row: tuple[int, int, bytes], bodies: str) -> dict[str, Any]:
+    found = message_dict(*row, body=False)
     for name in ("history", "meta_hex"):
         found.pop(name, None)
+    message = Message.from_bytes(row[2])
+    body = message.body
     if bodies == "base64":
-        found.pop("body", None)
-        found.pop("body_hex", None)
-        found["body_base64"] = base64.b64encode(Message.from_bytes(row[2]).body).decode()
-    return found
+        with call.room.held(3 * len(body)):
+            return {**found, "body_base64": base64.b64encode(body).decode()}
+    if message.codec == "json" and len(body) > FREE_BYTES:
+        return {**found, **_stored_json(body)}
+    decoded = decoded_msgpack_bytes(body) if message.codec == "msgpack" else decoded_bytes(body)
+    with call.room.held(decoded + 4 * len(body)):
+        return {**found, **message.shown_body()}
+
+
+def _stored_json(body: bytes) -> dict[str, Any]:
+    """A large body as it is stored, where it is JSON: what it would be decoded to may be a hundred times as large."""
+    try:
+        for _ in codecs.iterdecode((body[at : at + FREE_BYTES] for at in range(0, len(body), FREE_BYTES)), "utf-8"):
+            pass
+        return {"body": msgspec.json.decode(body, type=msgspec.Raw)}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {"body_hex": body.hex()}
 
 
 def _sorted(call: Call, record: QueueRecord, claim: Claim) -> list[tuple[int, int, bytes]]:
@@ -283,7 +324,7 @@ def release(call: Call) -> dict[str, Any]:
     """Gives pulled messages up: back to the queue, or with an error to its sideline."""
     asked: Release = call.body
     name = call.record().name
-    done = call.services.leases.release(name, call.visitor.name, asked.receipts, asked.error)
+    done = call.services.leases.release(name, call.visitor.name, asked.receipts, asked.error, holding=call.room.held)
     call.audited.update(messages=done)
     return {"queue": name, "released": done, "gone": len(asked.receipts) - done}
 

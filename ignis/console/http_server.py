@@ -41,6 +41,8 @@ _MOST_REFUSED = 64
 """Connections beyond these that are told so before they are closed."""
 _HEAD_S = 10.0
 """From a request's first byte, or the connection's begin, to the end of its head."""
+_UNREAD_S = 30.0
+"""In which a client reads some of what is sent to it."""
 _LINGER_S = 2.0
 _LINGER_BYTES = 128 << 10
 _LINGER_BODY_BYTES = 16 << 20
@@ -84,6 +86,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._waits = False
         """Whether a head waits for its turn."""
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        """Runs while more is to be sent than a client is given at once, and nothing of it is read."""
         self._ended: Callable[[], object] | None = None
         """Called once when nothing more is to be thrown away."""
 
@@ -116,7 +120,26 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
         self._refuse(_NO_PLACE, ended)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # closed, it would wait for a client that does not read
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
         self._shared.places.leave(self._network, self)
         self._unlimit()
         self._linger_no_more()
@@ -235,7 +258,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                     message = {"type": "http.response.body", "body": b"", "more_body": False}
                 await send(message)
 
+            cycle = self.cycle
             await app(scope, receive, send_on)
+            if cycle.response_started and not cycle.response_complete and not cycle.disconnected:
+                # Its client did not read it in time. Closed, the connection would wait for that with what is left to be sent.
+                cycle.disconnected = True
+                self.transport.abort()
 
         return called
 

@@ -12,7 +12,8 @@ import secrets
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ignis.config import BrokerSettings
@@ -36,7 +37,14 @@ MOST_HELD = 100_000
 MOST_OF_A_USER = 25_000
 _LOOK_S = 0.5
 _BATCH = 128
+_BATCH_BYTES = 8 << 20
 _RECEIPT_BYTES = 16
+
+Holding = Callable[[int], AbstractContextManager[None]]
+
+
+def _no_bound(nbytes: int) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass
@@ -48,6 +56,7 @@ class Held:
     by: str
     shard: int
     pointer: int
+    nbytes: int
     until_s: float
     renewed_s: float
     stuck_after_s: float
@@ -89,15 +98,23 @@ class Leases:
             )
 
     def take(
-        self, queue: str, by: str, places: Iterable[tuple[int, int]], lease_s: float, stuck_after_s: float
+        self, queue: str, by: str, places: Iterable[tuple[int, int, int]], lease_s: float, stuck_after_s: float
     ) -> list[Held]:
-        """Leases of messages that this process has just claimed."""
+        """Leases of messages that this process has just claimed. ``places``: shard, pointer, and how many bytes each has."""
         now_s = self._clock()
         made = [
             Held(
-                secrets.token_urlsafe(_RECEIPT_BYTES), queue, by, shard, pointer, now_s + lease_s, now_s, stuck_after_s
+                secrets.token_urlsafe(_RECEIPT_BYTES),
+                queue,
+                by,
+                shard,
+                pointer,
+                nbytes,
+                now_s + lease_s,
+                now_s,
+                stuck_after_s,
             )
-            for shard, pointer in places
+            for shard, pointer, nbytes in places
         ]
         with self._lock:
             self._keep(made)
@@ -142,9 +159,12 @@ class Leases:
         self._put_back(kept)
         return [one.receipt for one in kept]
 
-    def release(self, queue: str, by: str, receipts: Sequence[str], error: str | None = None) -> int:
+    def release(
+        self, queue: str, by: str, receipts: Sequence[str], error: str | None = None, holding: Holding = _no_bound
+    ) -> int:
         """Gives the messages back to the tail of their queue, not counted; with an error to the sideline, as ``rejected``.
-        Returns how many were still held. Durable as the queue is."""
+        Returns how many were still held. Durable as the queue is. ``holding``: takes the memory for so
+        many bytes that are read."""
         found = self._pop(queue, by, receipts)
         if not found:
             return 0
@@ -154,20 +174,25 @@ class Leases:
                 return magazines.reload(queue, _pointers(found))
             moved = 0
             for part in _parts(found):
-                aside = [
-                    Transfer(
-                        shard, pointer,
-                        corrupt_record(queue, shard, pointer) if data is None
-                        else failed_record(data, REASON_REJECTED, error, handler="gateway", worker=by),
-                        shard,
-                    )
-                    for shard, many in magazines.peek(queue, _pointers(part)).items() for pointer, data in many.items()
-                ]  # fmt: skip
-                moved += transfer_all(aside, lambda some: magazines.transfer(queue, queue + SIDELINE_SUFFIX, some))
+                with holding(2 * sum(one.nbytes for one in part)):
+                    moved += self._reject(queue, by, part, error)
             return moved
         except BaseException:
             self._put_back(found)
             raise
+
+    def _reject(self, queue: str, by: str, some: list[Held], error: str) -> int:
+        magazines = self._store().magazines
+        aside = [
+            Transfer(
+                shard, pointer,
+                corrupt_record(queue, shard, pointer) if data is None
+                else failed_record(data, REASON_REJECTED, error, handler="gateway", worker=by),
+                shard,
+            )
+            for shard, many in magazines.peek(queue, _pointers(some)).items() for pointer, data in many.items()
+        ]  # fmt: skip
+        return transfer_all(aside, lambda items: magazines.transfer(queue, queue + SIDELINE_SUFFIX, items))
 
     def counts(self) -> list[tuple[str, str, int]]:
         """(queue, user, how many messages), for all that hold some."""
@@ -303,8 +328,18 @@ def _pointers(some: Iterable[Held]) -> dict[int, list[int]]:
     return group_pointers((one.shard, one.pointer) for one in some)
 
 
-def _parts(some: list[Held]) -> Iterable[list[Held]]:
-    return (some[at : at + _BATCH] for at in range(0, len(some), _BATCH))
+def _parts(some: list[Held]) -> Iterator[list[Held]]:
+    """By number and by bytes: they are read, and written anew."""
+    part: list[Held] = []
+    left = _BATCH_BYTES
+    for one in some:
+        if part and (len(part) == _BATCH or one.nbytes > left):
+            yield part
+            part, left = [], _BATCH_BYTES
+        part.append(one)
+        left -= one.nbytes
+    if part:
+        yield part
 
 
 def _crashes(data: bytes) -> int:

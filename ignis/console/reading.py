@@ -26,6 +26,8 @@ __all__ = [
 _PREVIEW_CHARS = 1_024
 _MOST_MESSAGES = 20
 """Of one worker."""
+_CLAIMED_BYTES = 16 << 20
+"""Of what is claimed in one shard, which is read to see who has it."""
 
 
 def health(call: Call) -> dict[str, Any]:
@@ -121,15 +123,15 @@ def schedule_document(one: Schedule) -> dict[str, Any]:
 
 def workers(call: Call) -> dict[str, Any]:
     """Who has claimed messages of the queue and of its sideline, which ones, and how far their handlers say they are. Of each
-    worker the messages that it has had longest are listed, twenty at most; `claimed_s` counts from its last renewal."""
+    worker the messages that it has had longest are listed, twenty at most; `claimed_s` counts from its last renewal. Of each
+    shard the first 16 MiB of what is claimed are looked at."""
     record = call.record()
     told = progress_of(record)
     by_id = {one.id: {"fraction": one.fraction, "text": one.text} for one in told}
-    found = [
-        one
-        for name in (record.name, record.name + SIDELINE_SUFFIX)
-        for one in claim_owners(call.store, name, _MOST_MESSAGES)
-    ]
+    found: list[dict[str, Any]] = []
+    for name in (record.name, record.name + SIDELINE_SUFFIX):
+        with call.room.reading():
+            found += claim_owners(call.store, name, _MOST_MESSAGES, max_bytes=_CLAIMED_BYTES)
     for one in found:
         one["messages"] = [{**each, **by_id.get(each["id"], {})} for each in one["messages"]]
     return {

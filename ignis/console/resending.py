@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ignis.console.browsing import body_text, stored_record
+from ignis.console.browsing import shown_text, stored_record
 from ignis.console.call import Call
 from ignis.console.choice import Id
 from ignis.console.refusals import RefusedError
@@ -28,6 +28,7 @@ RESENT_HEADER = "ignis-resent-from"
 """A message that was sent again has the id of the one that it replaces here."""
 
 _SHOWN_CHARS = 4_096
+_MOST_DECODED = 1 << 20
 _FLAGS = {"raw": CODEC_RAW, "json": CODEC_JSON, "msgpack": CODEC_MSGPACK}
 
 
@@ -49,6 +50,7 @@ def resend(call: Call) -> dict[str, Any]:
     record = call.record()
     sideline = record.name + SIDELINE_SUFFIX
     shard, pointer, stored = stored_record(call, sideline)
+    call.room.take(2 * len(stored or b""))  # for its body, and the new record
     try:
         old = Message.from_bytes(stored or b"")
         headers = old.headers if asked.headers is msgspec.UNSET else asked.headers
@@ -71,16 +73,17 @@ def resend(call: Call) -> dict[str, Any]:
     )  # fmt: skip
     (fresh,) = batch.records()
     made = Message.from_bytes(fresh)
+    shown = shown_text(call.room, fresh, _SHOWN_CHARS, _MOST_DECODED)  # before it is sent: what is refused is not
     call.audited.update(dry_run=asked.dry_run, old_id=old.id)
     if not asked.dry_run:
         call.audited.update(id=made.id)
         item = Transfer(shard, pointer, fresh, to)
         if not call.store.magazines.transfer(sideline, record.name, [item], record.message_expiry_s or None):
             raise RefusedError("conflict", "somebody else has just moved or dropped this message")
-    text, kind = body_text(made.as_dict())
+    about = made.about()
     return {
         "queue": record.name, "id": None if asked.dry_run else made.id, "old_id": old.id, "dry_run": asked.dry_run,
-        "key": made.key, "headers": made.as_dict()["headers"], "body_kind": kind, "body_text": text[:_SHOWN_CHARS],
+        "key": made.key, "headers": about["headers"], "body_kind": shown["body_kind"], "body_text": shown["body_text"],
         "body_bytes": len(body),
     }  # fmt: skip
 

@@ -28,6 +28,7 @@ class ApiRoute:
         group: under which it stands in the document.
         query, body: what may be given, and how; None = nothing.
         waits: whether it may wait for seconds, in a thread of those that may.
+        reads: whether it reads messages, which may be large: of these only some are worked on at a time.
         asks_first: whether a session is begun by it, so that there is no token to show yet.
     """
 
@@ -39,6 +40,7 @@ class ApiRoute:
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     waits: bool = False
+    reads: bool = False
     asks_first: bool = False
 
     @property
@@ -78,14 +80,17 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", f"{_S}/resume", changing.resume_schedule, OPERATE, "schedules", body=reading.OfQueue),
     ApiRoute("GET", _Q, reading.queue, READ, "queues"),
     ApiRoute("GET", f"{_Q}/shards", reading.shards, READ, "queues"),
-    ApiRoute("GET", f"{_Q}/workers", reading.workers, READ, "queues"),
-    ApiRoute("GET", f"{_Q}/messages", browsing.messages, READ, "queues", query=browsing.MessagesQuery),
-    ApiRoute("GET", f"{_Q}/messages/{{shard}}/{{pointer}}", browsing.message, READ, "queues"),
-    ApiRoute("GET", f"{_Q}/delayed", browsing.delayed, READ, "queues", query=browsing.DelayedQuery),
-    ApiRoute("GET", f"{_Q}/sideline", browsing.sideline, READ, "sideline", query=browsing.SidelineQuery),
-    ApiRoute("GET", f"{_Q}/sideline/reasons", browsing.reasons, READ, "sideline", query=browsing.ReasonsQuery),
-    ApiRoute("GET", f"{_Q}/sideline/{{shard}}/{{pointer}}", browsing.sideline_message, READ, "sideline"),
-    ApiRoute("POST", f"{_Q}/sideline/{{shard}}/{{pointer}}/resend", resending.resend, OPERATE, "sideline", body=resending.Resend),
+    ApiRoute("GET", f"{_Q}/workers", reading.workers, READ, "queues", reads=True),
+    ApiRoute("GET", f"{_Q}/messages", browsing.messages, READ, "queues", query=browsing.MessagesQuery, reads=True),
+    ApiRoute("GET", f"{_Q}/messages/{{shard}}/{{pointer}}", browsing.message, READ, "queues", reads=True),
+    ApiRoute("GET", f"{_Q}/delayed", browsing.delayed, READ, "queues", query=browsing.DelayedQuery, reads=True),
+    ApiRoute("GET", f"{_Q}/sideline", browsing.sideline, READ, "sideline", query=browsing.SidelineQuery, reads=True),
+    ApiRoute("GET", f"{_Q}/sideline/reasons", browsing.reasons, READ, "sideline", query=browsing.ReasonsQuery, reads=True),
+    ApiRoute("GET", f"{_Q}/sideline/{{shard}}/{{pointer}}", browsing.sideline_message, READ, "sideline", reads=True),
+    ApiRoute(
+        "POST", f"{_Q}/sideline/{{shard}}/{{pointer}}/resend", resending.resend, OPERATE, "sideline", body=resending.Resend,
+        reads=True,
+    ),
     ApiRoute("POST", f"{_Q}/sideline/redrive", changing.redrive, OPERATE, "sideline", body=changing.RedriveBody, waits=True),
     ApiRoute("POST", f"{_Q}/sideline/drop", changing.drop, OPERATE, "sideline", body=changing.DropIds, waits=True),
     ApiRoute("POST", f"{_Q}/sideline/drop-all", changing.drop_all, ADMIN, "sideline", body=changing.DropBody, waits=True),
@@ -93,13 +98,13 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", f"{_Q}/resume", changing.resume, OPERATE, "queues", body=changing.Nothing),
     ApiRoute("POST", f"{_Q}/scale", managing.scale, ADMIN, "queues", body=managing.Scale),
     ApiRoute("POST", f"{_Q}/purge", changing.purge, ADMIN, "queues", body=changing.PurgeBody, waits=True),
-    ApiRoute("POST", f"{_Q}/cancel", changing.cancel, OPERATE, "queues", body=changing.CancelBody),
-    ApiRoute("POST", f"{_Q}/delayed/cancel", changing.cancel_delayed, OPERATE, "queues", body=changing.Ids),
-    ApiRoute("POST", f"{_Q}/delayed/run", changing.run_delayed, OPERATE, "queues", body=changing.Ids),
+    ApiRoute("POST", f"{_Q}/cancel", changing.cancel, OPERATE, "queues", body=changing.CancelBody, reads=True),
+    ApiRoute("POST", f"{_Q}/delayed/cancel", changing.cancel_delayed, OPERATE, "queues", body=changing.Ids, reads=True),
+    ApiRoute("POST", f"{_Q}/delayed/run", changing.run_delayed, OPERATE, "queues", body=changing.Ids, reads=True),
     ApiRoute("POST", f"{_Q}/leases/end", gateway.end_leases, ADMIN, "queues", body=gateway.EndLeases),
     ApiRoute("POST", f"{_Q}/publish", gateway.publish, PUBLISH, "gateway", body=gateway.Publish),
-    ApiRoute("POST", f"{_Q}/pull", gateway.pull, CONSUME, "gateway", body=gateway.Pull, waits=True),
+    ApiRoute("POST", f"{_Q}/pull", gateway.pull, CONSUME, "gateway", body=gateway.Pull, waits=True, reads=True),
     ApiRoute("POST", f"{_Q}/acknowledge", gateway.acknowledge, CONSUME, "gateway", body=gateway.Receipts),
     ApiRoute("POST", f"{_Q}/extend", gateway.extend, CONSUME, "gateway", body=gateway.Extend),
-    ApiRoute("POST", f"{_Q}/release", gateway.release, CONSUME, "gateway", body=gateway.Release),
+    ApiRoute("POST", f"{_Q}/release", gateway.release, CONSUME, "gateway", body=gateway.Release, reads=True),
 )  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -38,17 +39,19 @@ _MOST_CLAIMS = 10_000
 _FAR_MS = 1 << 53
 
 
-def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
+def message_dict(shard: int, pointer: int, record: bytes | None, *, body: bool = True) -> dict[str, Any]:
     """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``, with the rest that can be
-    read. Every one has an ``id`` and ``failures``, which may be None."""
+    read. Every one has an ``id`` and ``failures``, which may be None. Without ``body`` the body is not looked at."""
     place: dict[str, Any] = {"shard": shard, "pointer": pointer}
     if record is None:
         unknown = {"id": None, "failures": None}
         return {**place, **unknown, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
     try:
-        return {**place, **Message.from_bytes(record).as_dict()}
+        message = Message.from_bytes(record)
+        return {**place, **(message.as_dict() if body else message.about())}
     except UnreadableMessageError as exc:
-        return {**place, **_legible(record), "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+        found = {**place, **_legible(record), "reason": "unreadable", "error": str(exc)}
+        return {**found, "body_hex": record.hex()} if body else found
 
 
 def _legible(record: bytes) -> dict[str, Any]:
@@ -93,22 +96,25 @@ def queue_state(record: QueueRecord) -> str:
     return "active" if record.concurrency else "publish only"
 
 
-def claim_owners(store: Store, magazine: str, most_messages: int = 0) -> list[dict[str, Any]]:
+def claim_owners(
+    store: Store, magazine: str, most_messages: int = 0, *, max_bytes: int | None = None
+) -> list[dict[str, Any]]:
     """The busiest first. ``dead``: provably; ``long_calls``: what its handlers have been at for some seconds, where the claimed
     messages have a handler; ``oldest_claim_s``: since the longest of these calls began, or since a claim was made or renewed,
     whichever is longer.
 
-    ``most_messages`` of each are listed under ``messages``, those that it has had longest: what it is at.
+    ``most_messages`` of each are listed under ``messages``, those that it has had longest: what it is at. ``max_bytes``: of one
+    shard only so much of what is claimed is looked at, as far as the store knows how.
     """
     found: dict[str, dict[str, Any]] = {}
-    held: dict[str, list[Abandoned]] = {}
+    held: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     now_s = time.time()
     record = None if magazine.endswith(SIDELINE_SUFFIX) else store.queues.get(magazine)
     told = {} if record is None else {one.id: one for one in calls_of(record)}
     for state in shard_states(store, magazine):
         if not state.in_flight:
             continue
-        for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST_CLAIMS):
+        for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST_CLAIMS, max_bytes=max_bytes):
             row = found.setdefault(
                 one.owner,
                 {
@@ -126,11 +132,12 @@ def claim_owners(store: Store, magazine: str, most_messages: int = 0) -> list[di
                 row["oldest_claim_s"] = max(row["oldest_claim_s"], call_s)
             if most_messages:
                 longest = held.setdefault(one.owner, [])
-                longest.append(one)
-                longest.sort(key=lambda each: each.fired_at_ms)
-                del longest[most_messages:]
+                if len(longest) < most_messages or one.fired_at_ms < longest[-1][0]:
+                    longest.append((one.fired_at_ms, _claimed(one, now_s)))  # and not the record: it may be large
+                    longest.sort(key=lambda each: each[0])
+                    del longest[most_messages:]
     for owner, longest in held.items():
-        found[owner]["messages"] = [_claimed(one, now_s) for one in longest]
+        found[owner]["messages"] = [about for _, about in longest]
     for row in found.values():
         row["long_calls"].sort(key=lambda call: -call["running_s"])
     return sorted(found.values(), key=lambda row: -row["in_flight"])
@@ -142,7 +149,7 @@ def _age_s(one: Abandoned, now_s: float) -> float:
 
 def _claimed(one: Abandoned, now_s: float) -> dict[str, Any]:
     """Where it is, whose it is, and since when."""
-    stored = message_dict(one.shard, one.pointer, one.record)
+    stored = message_dict(one.shard, one.pointer, one.record, body=False)
     return {
         **{name: stored.get(name) for name in ("shard", "pointer", "id", "key", "attempt")},
         "claimed_s": _age_s(one, now_s),
@@ -224,19 +231,21 @@ class Reason:
         }
 
 
-def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
-    """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
+def sideline_reasons(
+    store: Store, queue: str, *, limit: int | None = None, rows: Iterable[Row] | None = None
+) -> dict[str, Reason]:
+    """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages. ``rows``: the sideline's, for who
+    reads them in a way of his own."""
     now_s = time.time()
     found: dict[str, Reason] = {}
     record = store.queues.get(queue)
-    for seen, row in enumerate(scan_magazine(store, queue + SIDELINE_SUFFIX)):
-        if seen == limit:
-            break
+    for row in islice(scan_magazine(store, queue + SIDELINE_SUFFIX) if rows is None else rows, limit):
         reason, error, failed_ms = failure_of(row)
         age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
         one = found.setdefault(reason, Reason())
         one.add(error, age_s)
         one.waiting += record is not None and waits(row[2], record)
+        del row  # it may be large, and the next one is read now
     return dict(sorted(found.items(), key=lambda item: -item[1].count))
 
 

@@ -445,7 +445,7 @@ def test_what_a_program_lets_run_out_comes_back_and_is_counted(memory_app: Ignis
     while jobs.main.pending():
         (fired,) = jobs.main.fire(1)
         crashes.append(fired.envelope.crashes)
-        (held,) = leases.take("jobs", "pub", [(fired.shard, fired.pointer)], 10, 1_200)
+        (held,) = leases.take("jobs", "pub", [(fired.shard, fired.pointer, 100)], 10, 1_200)
         now_s[0] += 9
         leases.look()
         assert jobs.main.in_flight() == 1
@@ -467,7 +467,7 @@ def test_a_lease_outlives_the_stuck_time(memory_app: Ignis) -> None:
     (fired,) = jobs.main.fire(1)
     renewed = []
     renew = memory_app.store.magazines.renew_claims
-    leases.take("jobs", "pub", [(fired.shard, fired.pointer)], 3_600, 400)
+    leases.take("jobs", "pub", [(fired.shard, fired.pointer, 100)], 3_600, 400)
     try:
         memory_app.store.magazines.renew_claims = lambda *asked: renewed.append(now_s[0]) or renew(*asked)  # type: ignore[method-assign, func-returns-value]
         for _ in range(35):
@@ -486,7 +486,7 @@ def test_a_receipt_is_of_one_user_and_one_queue(memory_app: Ignis) -> None:
     jobs.publish({"n": 1})
     leases = Leases(lambda: memory_app.store, clock=lambda: 0.0)
     (fired,) = jobs.main.fire(1)
-    (held,) = leases.take("jobs", "ann", [(fired.shard, fired.pointer)], 10, 1_200)
+    (held,) = leases.take("jobs", "ann", [(fired.shard, fired.pointer, 100)], 10, 1_200)
     assert leases.acknowledge("jobs", "bob", [held.receipt]) == 0
     assert leases.acknowledge("bills", "ann", [held.receipt]) == 0
     assert leases.extend("jobs", "bob", [held.receipt], 10) == []

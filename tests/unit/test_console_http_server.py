@@ -29,7 +29,8 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": (peer, 50_000), "sockname": ("127.0.0.1", 9711)})
         self.written = bytearray()
         self.ended = asyncio.Event()
-        self.paused = self.closed = self.reset = False
+        self.paused = self.closed = self.reset = self.aborted = False
+        self.unread = 0
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -46,10 +47,14 @@ class Wire(asyncio.Transport):
         self.ended.set()
 
     def abort(self) -> None:
+        self.aborted = True
         self.close()
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -348,5 +353,53 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         slow[0].data_received(b"GET / HT")
         await asyncio.gather(idle[1].ended.wait(), slow[1].ended.wait())
         assert site.parsed == 0
+
+    run(body)
+
+
+def test_an_answer_that_is_not_read_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_UNREAD_S", 0.01)
+
+    async def body(site: Site) -> None:
+        connection, wire = site.connect()
+        connection.pause_writing()  # the transport has more than it sends
+        connection.resume_writing()
+        reader, read = site.connect()
+        reader.data_received(GET)
+        await settle()
+        assert not wire.closed
+        connection.pause_writing()
+        await wire.ended.wait()
+        assert (wire.aborted, read.closed) == (True, False)
+        connection.connection_lost(None)
+
+    run(body)
+
+
+def test_an_answer_that_has_no_end_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(site: Site) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+
+        connection, wire = site.connect()
+        connection.app = connection._ending(app)
+        connection.data_received(GET)
+        await settle()
+        assert (status_of(wire), wire.aborted) == (200, True)
+
+    run(body)
+    assert not caplog.records
+
+
+def test_an_idle_connection_with_something_unread_is_not_waited_for() -> None:
+    async def body(site: Site) -> None:
+        for unread in (0, 100):
+            connection, wire = site.connect()
+            connection.data_received(GET)
+            await settle()
+            wire.unread = unread
+            connection.timeout_keep_alive_handler()
+            assert (wire.closed, wire.aborted) == (True, bool(unread))
 
     run(body)

@@ -139,7 +139,7 @@ def test_an_admin_sees_and_stops_the_job_of_another(console: Console, users: dic
 def test_one_user_does_not_take_all_leases() -> None:
     leases = Leases(lambda: None, clock=lambda: 0.0)  # type: ignore[arg-type,return-value]
     leases.check_room(MOST_LEASES, "con")
-    held = leases.take("jobs", "con", [(0, one) for one in range(MOST_LEASES - 10)], 60, 60)
+    held = leases.take("jobs", "con", [(0, one, 1) for one in range(MOST_LEASES - 10)], 60, 60)
     leases.check_room(10, "con")
     with pytest.raises(RefusedError, match=f"leased to user 'con', and 11 more .* {MOST_LEASES}"):
         leases.check_room(11, "con")
@@ -198,15 +198,15 @@ def test_what_a_body_is_decoded_to_counts_before_it_is() -> None:
     made = msgspec.json.decode(data)
     size = sys.getsizeof(made) + sum(map(sys.getsizeof, made))
     assert size <= decoded_bytes(data) <= 2 * size + len(data)
-    with room.of("pub", len(data)) as take:
-        take(decoded_bytes(data))
+    with room.of("pub", len(data)) as share:
+        share.take(decoded_bytes(data))
         assert len(room) == decoded_bytes(data)
         with room.of("pub", 0) as more, pytest.raises(RefusedError, match=r"user 'pub' take .* 400000"):
-            more(decoded_bytes(data))
+            more.take(decoded_bytes(data))
         with room.of("a", 0) as others:
-            others(decoded_bytes(data))
+            others.take(decoded_bytes(data))
             with room.of("b", 0) as third, pytest.raises(RefusedError, match="1000000"):
-                third(decoded_bytes(data))
+                third.take(decoded_bytes(data))
     assert (len(room), room._taken) == (0, {})
 
 

@@ -135,7 +135,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "reading",
     ),
     "ignis.console": (
-        "refusals refused_logins request_head residence roles sessions turns",
+        "lanes refusals refused_logins request_head residence roles sessions turns",
         "snapshot",
         "access audit body_room jobs leases waiting",
         "call",
