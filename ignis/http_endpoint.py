@@ -82,6 +82,8 @@ _MISDIRECTED = json_reply(
 )
 
 
+_NO_HEADER = json_reply(400, {"error": "a line of the request's head is no header: a name, a colon behind it, a value"})
+
 _NO_METRICS = "prometheus-client is missing: pip install 'ignis-mq[metrics]'"
 
 
@@ -250,7 +252,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        reply = self._reply(path) if self._meant_for_us() else _MISDIRECTED
+        if self.headers.defects:  # what the parser did not take for a header could be another Host
+            reply = _NO_HEADER
+        else:
+            reply = self._reply(path) if self._meant_for_us() else _MISDIRECTED
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))

@@ -66,6 +66,16 @@ def test_routes(endpoint: HttpEndpoint) -> None:
     assert fetch(port, "/one", "POST")[0] == 501
 
 
+@pytest.mark.parametrize(
+    "line", [b"Host : evil.example", b"Host\t: localhost", b"no header", b": localhost", b"H\xc3\xb6st: localhost"]
+)
+def test_a_head_with_a_line_that_is_no_header_is_refused(endpoint: HttpEndpoint, line: bytes) -> None:
+    for head in (line, b"Host: localhost\r\n" + line):
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=WAIT_S) as made:
+            made.sendall(b"GET /one HTTP/1.0\r\n" + head + b"\r\n\r\n")
+            assert made.makefile("rb").readline().split()[1] == b"400", head
+
+
 def test_metrics_without_their_package_are_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     def make() -> Any:
         raise ModuleNotFoundError("prometheus_client")
