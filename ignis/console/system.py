@@ -81,7 +81,8 @@ def _held(found: LockRecord) -> dict[str, Any]:
 
 
 def broker(call: Call) -> dict[str, Any]:
-    """The broker behind the URL with its connections, and the brokers of its store. All null where the URL is no broker's."""
+    """The broker behind the URL with its connections, and the brokers of its store. All null where the URL is no broker's. For
+    who may look at everything: to others `refused` says why there is nothing."""
     store = call.store
     if not store.url.startswith("ignis"):
         return {"broker": None, "brokers": None, "refused": None, "scope": "fleet"}
@@ -91,6 +92,7 @@ def broker(call: Call) -> dict[str, Any]:
     assert isinstance(store, BrokerStore)
     found: dict[str, Any] = {"broker": None, "brokers": None, "refused": None, "scope": "fleet"}
     try:
+        call.visitor.require(READ, "*")  # as at the broker, whose addresses and connections are no queue's
         status: dict[str, Any] = store.calls.ask(requests.node_status())
         found["broker"] = {**status, "scope": "process of the broker"}
         found["brokers"] = store.calls.ask(requests.cluster_status())

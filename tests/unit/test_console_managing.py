@@ -17,7 +17,7 @@ from ignis.console import Console
 from ignis.errors import StoreFullError
 from ignis.locks import LockLevel, LockManager
 from tests.support.broker import running
-from tests.support.console import ORIGIN, Someone, a_console, fail
+from tests.support.console import ORIGIN, Someone, a_console, fail, write_users
 
 MakeApp = Callable[..., Ignis]
 
@@ -260,3 +260,17 @@ def test_the_broker_behind_the_url_says_its_connections(tmp_path: Path) -> None:
         assert found["broker"]["scope"] == "process of the broker"
         assert isinstance(found["brokers"], list)
         assert found["refused"] is None
+
+
+def test_the_broker_is_shown_to_who_may_look_at_everything(tmp_path: Path) -> None:
+    tokens = write_users(tmp_path / "users.json")
+    with (
+        running(f"embedded://{tmp_path}/store") as broker,
+        Ignis(broker.url) as app,
+        a_console(app, users=tmp_path / "users.json") as console,
+    ):
+        app.queue("other", dict, shards=1).open()
+        found = Someone(console, tokens["else"]).get("/broker")
+        assert (found["broker"], found["brokers"], found["refused"]["code"]) == (None, None, "permission_denied")
+        found = Someone(console, tokens["rita"]).get("/broker")
+        assert (found["broker"]["connections"] >= 1, found["refused"]) == (True, None)

@@ -54,7 +54,7 @@ export async function system(main) {
       cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`, "text"), cell(String(one.epoch), "num"), cell(stamp(one.since_ms), "when"), cell(one.kind))))));
     refill(boxes.broker, behind, () => [
       behind.broker ? card(heading("The broker", "broker"), facts(behind.broker)) : null,
-      behind.refused ? h("p", { class: "card bad" }, `The broker: ${behind.refused.message}`) : null,
+      behind.refused ? h("p", { class: behind.refused.code === "permission_denied" ? "card dim" : "card bad" }, `The broker: ${behind.refused.message}`) : null,
       (behind.brokers ?? []).length ? card(heading("Brokers of the store", "fleet"), behind.brokers.map((one) => facts(one))) : null,
     ]);
     refill(boxes.jobs, [work, state.roles], () => card(heading("Jobs", "process"), work.jobs.length ? table("Jobs", JOBS, work.jobs.map((one) => h("tr", {},
