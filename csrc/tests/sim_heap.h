@@ -104,8 +104,11 @@ void *realloc(void *old, size_t bytes)
 /* Nobody who took a block while `sim_heap_marks` has it any more. */
 static inline void sim_heap_clear(void)
 {
-    while (sim_blocks != NULL)
-        free(sim_blocks + 1);
+    while (sim_blocks != NULL) {
+        sim_block *b = sim_blocks;
+        sim_heap_leave(b);
+        __libc_free(b);
+    }
 }
 #endif
 #endif
