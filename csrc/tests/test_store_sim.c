@@ -355,7 +355,7 @@ static void seeds_that_failed(void)
         601230047, /* who was stopped in a recovery took files that others had removed meanwhile for lost ones */
         1000534623, /* who was stopped in maintenance called it an error that others had removed what was kept for checkpoints */
         80696669, /* who was stopped took another's entry, at the place where its own was to be, for its own */
-        11969, 107314, /* a write that failed is told to another descriptor than the one that is flushed */
+        11969, 107314, 8534, /* a write that failed is told to another descriptor than the one that is flushed */
         713062431, 713450511, /* who opened a full store looked into a generation that its maintenance had left */
     };
     static const uint64_t storms[] = {
