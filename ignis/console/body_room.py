@@ -19,6 +19,8 @@ FREE_BYTES = 64 << 10
 """A body of so much is not counted: the number of connections bounds those."""
 _READERS = 3
 """Reads of the store at a time, and one of a user: how large a message is, is known only when it has been read."""
+_READ_WAIT_S = 30.0
+"""A store that does not answer those who read must not keep the threads of all others."""
 
 _WEIGHTS = ((b"{", 232), (b"[", 72), (b",", 40), (b'"', 28))
 """What CPython takes for a dict of a few keys, a list, an entry of either, and half of a short text."""
@@ -56,7 +58,12 @@ class BodyRoom:
     @contextmanager
     def _reader(self, who: str | None) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._reading.total() < _READERS and (who is None or not self._reading[who]))
+            if not self._changed.wait_for(
+                lambda: self._reading.total() < _READERS and (who is None or not self._reading[who]), _READ_WAIT_S
+            ):
+                raise RefusedError(
+                    "too_many_requests", f"other requests have read messages for {_READ_WAIT_S:g} s; try again later"
+                )
             self._reading[who] += 1
         try:
             yield

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from ignis import Ignis
-from ignis.console import Console, asgi
+from ignis.console import Console, asgi, body_room
 from ignis.console.body_room import BodyRoom, decoded_msgpack_bytes
 from ignis.console.lanes import Lanes
 from ignis.console.leases import Leases
@@ -370,3 +370,13 @@ def test_an_answer_that_nobody_reads_is_given_up(
     asyncio.run(asyncio.wait_for(_pull(console, users["con"], send), WAIT_S))
     assert len(console.room) == 0
     assert all(one.get("more_body") for one in sent[1:])  # it never looks whole
+
+
+def test_who_waits_to_read_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_room, "_READ_WAIT_S", 0.01)
+    room = BodyRoom()
+    first, second = room.of("a", 0), room.of("a", 0)
+    with first.reading(), pytest.raises(RefusedError, match=r"for 0\.01 s"), second.reading():
+        pass
+    with second.reading():
+        pass
