@@ -143,8 +143,8 @@ def test_a_page_of_another_port_gets_the_cookie_and_nothing_by_it(live: Live, co
 def test_directions_and_what_cannot_be_seen_are_shown_and_edited_as_they_are(
     live: Live, context: BrowserContext
 ) -> None:
-    hidden = "pay \u202egnirts\u202c to\u200b\U000e0041 \u0007me"
-    shown = "pay \\u202egnirts\\u202c to\\u200b\\u{e0041} \\u0007me"
+    hidden = "pay \u202egnirts\u202c to\u200b\u034f\u3164\u2800\U000e0041 \u0007me"
+    shown = "pay \\u202egnirts\\u202c to\\u200b\\u034f\\u3164\\u2800\\u{e0041} \\u0007me"
     queue = live.app.queue("turned", dict, shards=1)
     fail(queue, {"note": hidden}, error=f"ValueError: {hidden}", key=hidden)
     page, wrong = watched(context)
