@@ -713,6 +713,7 @@ _TOO_MANY = {
     "max_unauthenticated_per_address": "connections of one address have not said who they are",
     "open files less broker.reserved_files": "files would be open",
     "watched magazines": "magazines are watched",
+    "watched magazines of one user": "magazines would be watched for one user or address",
     "failed logins": "failed logins",
     "logins by password": "logins by password are waiting",
     "connections of the endpoint": "connections would be open",

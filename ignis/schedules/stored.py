@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ignis.config import check_name
+from ignis.config import check_name, shown
 from ignis.errors import ConfigError
 from ignis.schedules.due import MISSED
 from ignis.schedules.timing import LEAST_EVERY_S, MOST_EVERY_S, Every, Timing, known_cron
@@ -25,6 +25,7 @@ __all__ = [
     "MAX_BYTES",
     "SCHEDULES",
     "StoredSchedule",
+    "check_schedules",
     "count_from",
     "definitions",
     "draw_incarnation",
@@ -178,6 +179,22 @@ def _filled(row: Any, stored: Any) -> Any:
     if not isinstance(row, dict) or not isinstance(stored, dict) or row.get("body") != "":
         return row
     return {**row, "body": stored.get("body", "")} if row.get("incarnation") == stored.get("incarnation") else row
+
+
+def check_schedules(fresh: QueueRecord, known: QueueRecord | None) -> None:
+    """For a record that others hand in: no schedule in it may be damaged that was not so before. Such a one is not fired, and
+    cannot be found to remove it. Raises ConfigError."""
+    rows, before = fresh.extra.get(SCHEDULES) or {}, (known.extra.get(SCHEDULES) if known is not None else None) or {}
+    if rows == before:
+        return
+    if not isinstance(rows, dict):
+        raise ConfigError(f"the schedules of queue {fresh.name!r} are {shown(rows)}, not a table by name")
+
+    def refuse(name: str, why: Exception) -> None:
+        if not isinstance(before, dict) or name not in before or before[name] != rows.get(name):
+            raise ConfigError(f"schedule {shown(name)} of queue {fresh.name!r} could not be fired: {why}")
+
+    read_schedules(fresh, refuse)
 
 
 def definitions(record: QueueRecord) -> Any:

@@ -299,8 +299,9 @@ def _check_int(value: object, what: str, low: int, high: int) -> None:
 
 
 def check_epoch_number(epoch: object, *, raised: bool = False) -> None:
-    """``raised``: the scope is to begin there, so that there must be room for those that follow. Raises ConfigError."""
-    _check_int(epoch, "epoch", 0, MAX_EPOCH - (1 << 32) if raised else MAX_EPOCH)
+    """``raised``: the scope is to begin there, so that there must be room for those that follow. A fence's may be one of those,
+    and leaves room too: who writes under it leaves it in the log of a durability class. Raises ConfigError."""
+    _check_int(epoch, "epoch", 0, MAX_EPOCH - (1 << (32 if raised else 31)))
 
 
 def draw_incarnation() -> int:

@@ -179,6 +179,21 @@ def test_what_a_user_tries_is_remembered_in_bounds() -> None:
     assert len(permissions._remembered) <= 4_096
 
 
+def test_what_is_too_long_for_a_name_is_not_remembered() -> None:
+    """A request may name 65,535 bytes, and is refused."""
+    permissions = Permissions(["publish:orders"])
+    for n in range(100):
+        assert not permissions.allows("SEND", "x" * 201 + str(n))
+    assert not permissions._remembered
+
+
+def test_all_connections_of_a_user_remember_together(path: Path, kept: str) -> None:
+    add(path, User("web", ["publish:orders"], password=kept))
+    users = UsersFile(path)
+    credentials = Credentials(user="web", password=SECRET)
+    assert users.authenticate(credentials) is users.authenticate(credentials)
+
+
 def test_every_command_of_the_protocol_is_in_a_group() -> None:
     commands = pytest.importorskip("ignis.broker.protocol.commands")
     known = FREE.union(*GROUPS.values())

@@ -41,10 +41,13 @@ _NO_DIGEST = "0" * 64
 
 
 class KnownUser:
-    """Says what a user may do who proved who they are. A change of the users file counts from the next connection on."""
+    """Says what a user may do who proved who they are: one for all connections of the user.
+
+    A change of the users file counts from the next connection on."""
 
     def __init__(self, user: User) -> None:
         self.name = user.name
+        self.entry = user
         self._permissions = Permissions(user.allow)
 
     def allows(self, command: str, queue: str) -> bool:
@@ -87,6 +90,7 @@ class UsersFile:
         """Counts by address, and by name: of one with many failures each pair has few that are free."""
         self._nobody = hash_password("nobody has this password")
         self._users: dict[str, User] = {}
+        self._known: dict[str, KnownUser] = {}
         self._by_token: dict[str, tuple[User, str]] = {}
         self._certificates: bool | None = None
         self._seen = self._stamp()
@@ -122,14 +126,20 @@ class UsersFile:
             self._denied("login of %s from %s refused", who, where)
             raise UnauthenticatedError(_REFUSED)
         self._guesses.succeeded(key)
-        return KnownUser(user)
+        return self._known_as(user)
 
     def find(self, name: str) -> tuple[User, KnownUser] | None:
         """Returns the user of that name as the file has it now; None when there is none. Proves nothing: for whoever has proved
         before who they are, and asks again whether that still holds."""
         self._refresh()
         user = self._users.get(name)
-        return None if user is None else (user, KnownUser(user))
+        return None if user is None else (user, self._known_as(user))
+
+    def _known_as(self, user: User) -> KnownUser:
+        known = self._known.get(user.name)
+        return (
+            known if known is not None and known.entry is user else KnownUser(user)
+        )  # the file was read again meanwhile
 
     def _failed(self, where: str, name: str) -> None:
         """Counts a failure. What is suspect is not forgotten at a success: who has a password of his own could guess those of
@@ -190,6 +200,7 @@ class UsersFile:
 
     def _take(self, users: Users) -> None:
         self._by_token = {token.id: (user, token.digest) for user in users.users for token in user.tokens}
+        self._known = {user.name: KnownUser(user) for user in users.users}
         self._users = {user.name: user for user in users.users}
 
     def _refresh(self) -> None:

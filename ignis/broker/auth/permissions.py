@@ -18,6 +18,8 @@ FREE = frozenset(Command(number).name for number, row in TABLE.items() if row.ab
 _COMMAND = re.compile(r"[A-Z][A-Z_]{1,31}\Z")
 _QUEUE = re.compile(r"(?:[A-Za-z0-9._-]{1,128}\*?|\*)\Z")
 _MAX_REMEMBERED = 4_096
+_MOST_NAME = 200
+"""The longest name of anything that a rule is about: of a lock. What is longer is not remembered."""
 
 
 class Rule:
@@ -90,6 +92,8 @@ class Permissions:
         known = self._remembered.get(key)
         if known is None:
             known = command in FREE or any(rule.allows(command, queue) for rule in self._rules)
+            if len(queue) > _MOST_NAME:
+                return known
             if len(self._remembered) >= _MAX_REMEMBERED:  # somebody tries names: not at our memory's cost
                 self._remembered.clear()
             self._remembered[key] = known

@@ -15,7 +15,7 @@ from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.payloads import QueueList
 from ignis.broker.server.application import Application
 from ignis.broker.server.peer import Peer
-from ignis.broker.server.permission_check import check_queue, own_scope
+from ignis.broker.server.permission_check import check_epoch, check_queue, own_scope
 from ignis.errors import BadRequestError
 from ignis.magazine import queue_of
 from ignis.native.wire import ClaimsFrame
@@ -80,8 +80,16 @@ class Asked(NamedTuple):
         check_queue(self.principal, self.app.context.broker.state, command.name, queue)
 
     def fence(self, fence: tuple[str, int] | None) -> Fence | None:
-        """The fence that a head names: its epoch is that which the sender's own EPOCH_NEXT raises."""
-        return None if fence is None else Fence(own_scope(self.principal, fence[0]), fence[1])
+        """The fence that a head names: its epoch is that which the sender's own EPOCH_NEXT raises.
+
+        Who writes under a fence leaves the epoch in the store, so it takes what EPOCH_NEXT takes.
+
+        Raises PermissionDeniedError."""
+        if fence is None:
+            return None
+        scope, epoch = fence
+        check_epoch(self.principal, self.app.context.broker.state, Command.EPOCH_NEXT.name, scope)
+        return Fence(own_scope(self.principal, scope), epoch)
 
 
 def queue_page(asked: Asked, command: Command) -> tuple[list[QueueRecord], bool]:

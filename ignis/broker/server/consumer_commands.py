@@ -226,7 +226,7 @@ class ConsumerCommands:
                 session.result(request.request_id, sequence)
                 return
             try:
-                watch = application.watches.watch(head.magazine)
+                watch = application.watches.watch(head.magazine, session.shares_with)
             except IgnisError as exc:
                 session.refuse(request.request_id, exc)
                 return

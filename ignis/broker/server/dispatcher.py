@@ -153,7 +153,7 @@ class Dispatcher:
     def add(self, consumer: Subscription) -> None:
         """Gives the consumer messages from now on. Raises TooManyRequestsError when too many magazines are watched."""
         if not consumer.due:
-            watch = self._watches.watch(self.magazine)
+            watch = self._watches.watch(self.magazine, consumer.peer.shares_with)
             if watch.changed is None:
                 watch.changed = self.poke
             watch.ensure()

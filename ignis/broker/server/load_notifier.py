@@ -27,7 +27,10 @@ _ROUND_S = 0.02
 _ASK_S = 0.001
 """How long a store that has to ask somebody else waits in a round for one magazine."""
 _WARN_S = 10.0
-_MOST_WATCHES = 1_024
+_MOST_WATCHES = 4_096
+"""Magazines that are watched for one application."""
+_SHARE = _MOST_WATCHES // 4
+"""And for one user of it."""
 
 
 class _Waiter:
@@ -45,8 +48,10 @@ class Watch:
     Belongs to the event loop but for `once`, which `LoadNotifier` calls in a thread.
     """
 
-    def __init__(self, watches: Watches, magazine: str) -> None:
+    def __init__(self, watches: Watches, magazine: str, holder: str) -> None:
         self.magazine = magazine
+        self.holder = holder
+        """Whose share it counts in."""
         self.changed: Callable[[], None] | None = None
         """Called on the event loop after every load, while set."""
         self.at_work = False
@@ -181,14 +186,16 @@ class Watches:
         """The application has ended: no thread goes on. Read by them too."""
         self._watches: dict[str, Watch] = {}
 
-    def watch(self, magazine: str) -> Watch:
-        """Raises TooManyRequestsError when too many magazines are watched."""
+    def watch(self, magazine: str, holder: str) -> Watch:
+        """Raises TooManyRequestsError when too many magazines are watched, or too many of the holder's."""
         found = self._watches.get(magazine)
         if found is None:
             self.tidy()
             if len(self._watches) >= _MOST_WATCHES:
                 raise TooManyRequestsError(len(self._watches), _MOST_WATCHES, "watched magazines")
-            found = self._watches[magazine] = Watch(self, magazine)
+            if sum(one.holder == holder for one in self._watches.values()) >= _SHARE:
+                raise TooManyRequestsError(_SHARE + 1, _SHARE, "watched magazines of one user")
+            found = self._watches[magazine] = Watch(self, magazine, holder)
         return found
 
     def unwatch(self, magazine: str) -> None:

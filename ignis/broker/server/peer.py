@@ -49,6 +49,10 @@ class Peer(Protocol):
     def claims(self) -> Claims:
         """The same, and where it has it from."""
 
+    @property
+    def shares_with(self) -> str:
+        """Of whose share its places are: its user's, or its address's."""
+
     def uses(self, application: ApplicationContext) -> bool:
         """Whether its client is one of this application's."""
 

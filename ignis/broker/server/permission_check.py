@@ -15,7 +15,7 @@ from ignis.config import NAME_PATTERN
 from ignis.errors import PermissionDeniedError
 from ignis.magazine import queue_of
 
-__all__ = ["check", "check_queue", "may_something", "own_lock", "own_scope"]
+__all__ = ["check", "check_epoch", "check_queue", "may_something", "own_lock", "own_scope"]
 
 _LEADER = "leader-"
 """What stands before a scope in the name of its leader's lock."""
@@ -50,8 +50,11 @@ def check(caller: Caller, command: int, payload: bytes) -> None:
         _check_lock(caller, word, payload)
     elif row.about is About.EPOCH:
         (scope,) = row.names(payload)
-        if not (principal.allows(word, scope) or _leads(principal, scope)):
-            _deny(state, word, scope)
+        check_epoch(principal, state, word, scope)
+    elif row.about is About.ARRAY:
+        for name in row.names(payload):
+            if not principal.allows(word, name):
+                _deny(state, word, name)
     else:
         for name in row.names(payload):
             check_queue(principal, state, word, name)
@@ -62,6 +65,12 @@ def check_queue(principal: Principal, state: BrokerState, word: str, name: str) 
     queue = queue_of(name)
     if not principal.allows(word, queue):
         _deny(state, word, queue)
+
+
+def check_epoch(principal: Principal, state: BrokerState, word: str, scope: str) -> None:
+    """Checks the scope of an epoch, where a fence names it as well. Raises PermissionDeniedError."""
+    if not (principal.allows(word, scope) or _leads(principal, scope)):
+        _deny(state, word, scope)
 
 
 def own_lock(principal: Principal, name: str) -> str:

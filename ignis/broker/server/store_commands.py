@@ -35,7 +35,7 @@ from ignis.errors import (
 from ignis.log_format import event_text
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
-from ignis.schedules.stored import definitions, with_bodies_of, without_bodies
+from ignis.schedules.stored import check_schedules, definitions, with_bodies_of, without_bodies
 from ignis.storage.base import QueueRecord, Transfer
 from ignis.storage.bounded_reads import peek_fitting, scan_fitting
 from ignis.storage.checks import MAX_TTL_S, check_declaration, check_settings, shorten
@@ -256,6 +256,7 @@ def _shown(asked: Asked, record: QueueRecord | None) -> QueueRecord | None:
 def _queue_put(asked: Asked) -> Reply:
     record, _ = unpack(asked.payload, QueueRecord)
     check_settings(record)
+    check_schedules(record, None)
     asked.app.store.queues.put(record)
     asked.app.facts.forget(record.name)
     return Reply(RESULT, pack(None), lambda _: asked.app.look_at(record.name))
@@ -269,6 +270,7 @@ def _queue_replace(asked: Asked) -> Reply:
             f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}; give two records of one queue"
         )
     check_settings(fresh, known)
+    check_schedules(fresh, known)
     manages, looks = asked.may(Command.CREATE_QUEUE, known.name), asked.may(Command.PEEK, known.name)
     if not manages:
         for name in ("shards", "durability", "codec"):

@@ -14,15 +14,11 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.broker.auth.authenticator import KnownUser
 from ignis.broker.auth.permissions import FREE
-from ignis.broker.auth.principal import Credentials
-from ignis.broker.auth.users_file import User
-from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol import later_payloads, payloads
 from ignis.broker.protocol.commands import ANSWERS, Command
-from ignis.broker.protocol.encoding import pack, unpack, unpack_value
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.payloads import Failure
 from ignis.broker.protocol.permission_words import words_for
 from ignis.broker.protocol.table import TABLE, WORDS
@@ -32,42 +28,15 @@ from ignis.native.wire import pack_pointers
 from ignis.storage.base import QueueRecord
 from tests.support import permission_matrix
 from tests.support.broker import RunningBroker, Wire, running
+from tests.support.permitted import Tokens, app, ask, client, make
 
 MINE, THEIRS = "mine", "theirs"
-
-
-class Tokens:
-    """The token is the user's name, a colon, and the rules with blanks between."""
-
-    open = False
-
-    def authenticate(self, credentials: Credentials) -> KnownUser:
-        name, _, rules = credentials.token.partition("|")
-        return KnownUser(User(name, rules.split()))
 
 
 @pytest.fixture
 def broker(memory_url: str) -> Iterator[RunningBroker]:
     with running(memory_url, authenticator=Tokens()) as one:
         yield one
-
-
-def client(broker: RunningBroker, name: str, *rules: str) -> SyncClient:
-    return broker.client(token=f"{name}|{' '.join(rules)}", timeout_s=10)
-
-
-def ask(who: SyncClient, command: Command, head: Any, bulk: bytes = b"") -> Any:
-    return who.ask(ClientRequest(command, pack(head, bulk), unpack_value))
-
-
-def make(broker: RunningBroker, *names: str, **settings: Any) -> None:
-    with client(broker, "boss", "all:*") as boss:
-        for name in names:
-            ask(boss, Command.CREATE_QUEUE, payloads.CreateQueue(name, {"codec": "raw", "shards": 2, **settings}))
-
-
-def app(broker: RunningBroker, name: str, *rules: str) -> ignis.Ignis:
-    return ignis.Ignis(broker.url, store={"token": f"{name}|{' '.join(rules)}"})
 
 
 def test_who_may_look_at_a_queue_may_open_it_and_see_its_figures(broker: RunningBroker) -> None:
