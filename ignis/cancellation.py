@@ -30,6 +30,9 @@ Cancelled = Literal["delayed", "waiting", "running"]
 _MOST = 100
 _AGE_MS = 86_400_000
 _FAR_MS = 1 << 53
+_LOOKS = 8
+_LOOK_AGAIN_S = 2.0
+"""No further look is begun after so long."""
 _SPARE = 1_000
 """More claims than were counted may have been made meanwhile."""
 
@@ -37,6 +40,23 @@ _SPARE = 1_000
 def cancel_message(store: Store, queue: str, id: Any) -> Cancelled | None:
     """See `Queue.cancel`."""
     wanted = message_id(id)
+    until, moved = time.monotonic() + _LOOK_AGAIN_S, _moved(store.magazines, queue)
+    for _ in range(_LOOKS):
+        if (found := _cancel_once(store, queue, wanted)) is not None or time.monotonic() > until:
+            return found
+        # One that is tried again at once goes round while it is looked for. Where nothing has moved meanwhile, it is not there.
+        before, moved = moved, _moved(store.magazines, queue)
+        if moved == before:
+            return None
+    return None
+
+
+def _moved(magazines: MagazineStore, queue: str) -> list[tuple[int, int]]:
+    """By shard how far it was loaded and claimed ever: what goes round is both."""
+    return [(state.load_pointer, state.fire_pointer) for state in magazines.metadata(queue)]
+
+
+def _cancel_once(store: Store, queue: str, wanted: str) -> Cancelled | None:
     # In the order in which a message moves: what is on its way meanwhile is met at the next place.
     if _cancel_delayed(store, queue, wanted):
         return "delayed"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import ignis
+from ignis import cancellation
 from ignis.cancellation import CANCEL
 from ignis.testing import drain
 from ignis.told_progress import PROGRESS, progress_of
@@ -32,6 +34,26 @@ def test_what_waits_is_removed(app: ignis.Ignis) -> None:
     drain(queue)
     assert sorted(seen) == ["a", "c"]
     assert queue.cancel(ids[0]) is None
+
+
+def test_what_goes_round_meanwhile_is_looked_for_again(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails and is tried again at once may be at no place while that place is looked at."""
+    queue = app.queue("jobs", str, shards=1)
+    id = queue.publish("a").id
+    looks: list[str | None] = []
+    look = cancellation._cancel_once
+
+    def slips_through(*args: Any) -> Any:
+        if not looks:
+            queue.main.reload(queue.main.fire(1))
+        looks.append(look(*args) if looks else None)
+        return looks[-1]
+
+    monkeypatch.setattr(cancellation, "_cancel_once", slips_through)
+    assert queue.cancel(id) == "waiting"
+    assert looks == [None, "waiting"]
+    assert queue.cancel(id) is None
+    assert looks == [None, "waiting", None], "nothing moved meanwhile, so it is nowhere"
 
 
 def test_what_is_delayed_is_removed(app: ignis.Ignis) -> None:
