@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from ignis.consumer.handler import Context, Envelopes
 from ignis.consumer.outcome import Failed, Failure, Outcome, again_after, joined_failure, stamped
-from ignis.message import REASON_CANCELLED, REASON_TIMEOUT, REASON_UNREADABLE, Message
+from ignis.message import REASON_CANCELLED, REASON_EXPIRED, REASON_TIMEOUT, REASON_UNREADABLE, Message
 from ignis.native import Record
 from ignis.native.handling import all_done
 
 __all__ = ["OpenBatch", "Opened", "follow", "follows_at_once"]
 
-_FOR_GOOD = (REASON_TIMEOUT, REASON_UNREADABLE, REASON_CANCELLED)
+_FOR_GOOD = (REASON_TIMEOUT, REASON_UNREADABLE, REASON_CANCELLED, REASON_EXPIRED)
 """No further call follows at once."""
 
 

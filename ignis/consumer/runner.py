@@ -99,7 +99,7 @@ class Runner:
         self._attempts = spec.attempts
         self._retry = spec.retry
         self._ignore = spec.ignore
-        self._layers = _onion(spec)
+        self._layers = _onion(spec, self._late if spec.middleware and spec.batch_size is None else None)
         self._call = ending_children(self._layers, spec.queue)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
@@ -390,6 +390,13 @@ class Runner:
             return None
         return Failure(REASON_EXPIRED, f"its deadline had passed by {late_s:.3f} s when its turn came")
 
+    def _late(self, context: Context) -> Failure | None:
+        """The same behind the middleware, which may have waited. Calls by ``attempts`` follow whenever it is."""
+        if context._last_error is not None:
+            return None
+        record = context._first_record()
+        return self._expired(record) if record.meta else None
+
     def _clock(self, ago_s: float = 0.0) -> CallClock | None:
         return None if self._overruns is None else self._overruns.clock(ago_s)
 
@@ -452,15 +459,23 @@ async def _awaiting(answer: Any) -> Any:
     return await answer
 
 
-def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
-    """The handler wrapped in its middleware, the first registered outermost."""
+async def _answer(answer: Any) -> Any:
+    return answer
+
+
+def _onion(spec: HandlerSpec, late: Callable[[Context], Failure | None] | None) -> Callable[[Context], Any]:
+    """The handler wrapped in its middleware, the first registered outermost. ``late`` is asked before the handler begins, and
+    answers in its place where it answers."""
     fn = spec.fn
     with_context = takes_context(fn)
+    awaited = spec.pool == "async"
 
     def innermost(context: Context) -> Any:
+        if late is not None and (instead := late(context)) is not None:
+            return _answer(instead) if awaited else instead
         return fn(context.body, context) if with_context else fn(context.body)
 
-    return wrapped(innermost, spec.middleware, spec.pool == "async")
+    return wrapped(innermost, spec.middleware, awaited)
 
 
 def message_name(data: bytes, count: int = 1) -> str:

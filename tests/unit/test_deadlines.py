@@ -46,6 +46,31 @@ def test_a_batch_that_waits_past_a_deadline_goes_without_that_message(memory_app
     assert consumer["handled"] + consumer["overdue"] + queue.stats()["expired"] == 2
 
 
+@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("pool", ["thread", "async"])
+def test_no_handler_begins_behind_middleware_that_waited_past_the_deadline(
+    memory_app: ignis.Ignis, pool: str, attempts: int
+) -> None:
+    queue = memory_app.queue("jobs", str, shards=1)
+    seen: list[str] = []
+
+    @memory_app.middleware
+    async def wait(ctx: ignis.Context, call_next: Callable[[ignis.Context], Any]) -> Any:
+        if ctx.message.expires_at_ms is not None:
+            await asyncio.sleep(max(0.0, ctx.message.expires_at_ms / 1000 - time.time()) + 0.01)
+        return await call_next(ctx)
+
+    async def late(body: str) -> None:
+        seen.append(body)
+
+    queue.handler(attempts=attempts)(late if pool == "async" else seen.append)
+    queue.publish("brief", expires_in=0.5)
+    queue.publish("long")
+    memory_app.start()
+    eventually(lambda: seen == ["long"] and queue.main.in_flight() == queue.main.pending() == 0)
+    assert queue.stats()["consumer"]["overdue"] + queue.stats()["expired"] == 1
+
+
 @pytest.mark.parametrize("given", ["1h", 3600, timedelta(hours=1)])
 def test_every_form_of_a_deadline(memory_app: ignis.Ignis, given: Any) -> None:
     queue = memory_app.queue("jobs", str)
