@@ -81,6 +81,7 @@ __all__ = [
 NAME_PATTERN = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}\Z")
 _OTHERS_KEYS = re.compile(r"_(?:SHARD_[0-9]+|SHARDS|POINTERS|COUNTERS|SIDELINE)\Z")
 MAX_EXPIRY_S = 365 * 86_400
+LEAST_STUCK_AFTER_S = 300
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SHOWN_CHARS = 100
 _LARGEST = (1 << 63) - 1
@@ -316,7 +317,9 @@ class QueueSettings(_Settings):
     queue_expiry_s: float = _setting(
         172_800, "an unused queue is deactivated after this; at least message_expiry_s", 1, MAX_EXPIRY_S
     )
-    stuck_after_s: float = _setting(1_200, "a claim that nobody renewed for this long counts as abandoned", 300, 18_000)
+    stuck_after_s: float = _setting(
+        1_200, "a claim that nobody renewed for this long counts as abandoned", LEAST_STUCK_AFTER_S, 18_000
+    )
     durability: str = _setting(
         "sync",
         "sync survives a power cut; interval loses at most the store's interval; none leaves it to the OS",

@@ -27,7 +27,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record
 from ignis.pausing import PAUSED
 from ignis.stop_signals import stop_signals
-from ignis.storage.base import MOST_FRUITLESS, RENEWALS, QueueRecord, Store, Transfer
+from ignis.storage.base import MOST_FRUITLESS, QueueRecord, Store, Transfer, renewal_period_s
 from ignis.storage.records import group_pointers
 
 __all__ = ["consume"]
@@ -218,7 +218,7 @@ class _Take:
 
     def _renew(self, rows: list[tuple[int, int, bytes | None]]) -> None:
         """The reader takes its time: what waits for it must not be taken for abandoned."""
-        if time.monotonic() - self._renewed_s < self._record.stuck_after_s / RENEWALS:
+        if time.monotonic() - self._renewed_s < renewal_period_s(self._record.stuck_after_s):
             return
         self._renewed_s = time.monotonic()
         pointers = group_pointers((shard, pointer) for shard, pointer, _ in rows)

@@ -24,7 +24,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CRASH, REASON_REJECTED, corrupt_record, failed_record, is_readable
 from ignis.native import Record
 from ignis.stacks import start_thread
-from ignis.storage.base import RENEWALS, Store, Transfer
+from ignis.storage.base import Store, Transfer, renewal_period_s
 from ignis.storage.parts import transfer_all
 from ignis.storage.records import group_pointers
 from ignis.upkeep import outlast
@@ -215,7 +215,7 @@ class Leases:
             for one in list(self._held.values()):
                 if one.until_s <= now_s:
                     over[one.queue].append(self._drop(one))
-                elif now_s - one.renewed_s > one.stuck_after_s / RENEWALS:
+                elif now_s - one.renewed_s > renewal_period_s(one.stuck_after_s):
                     due[one.queue].append(one)
         for queue, some in over.items():
             try:

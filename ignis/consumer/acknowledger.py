@@ -32,7 +32,7 @@ from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.native import ThreadBell
 from ignis.retries import RetryRules
-from ignis.storage.base import RENEWALS, Transfer
+from ignis.storage.base import Transfer, renewal_period_s
 from ignis.storage.parts import in_parts
 from ignis.storage.runs import by_shard
 from ignis.upkeep import Timer, run_soon, timers_of
@@ -183,6 +183,22 @@ class Acknowledger:
         if self.renew_timer is None and self._begun:
             self._plan_renewal(_FIRST_LOOK_S)
 
+    def renew_left(self, goes_on: Callable[[], bool]) -> None:
+        """After the end: what is left in hand is renewed as long as ``goes_on`` says that somebody is at it, and the store is
+        open. From a shared thread."""
+
+        def renew() -> None:
+            if goes_on() and self._renew():
+                plan()
+
+        def plan() -> None:
+            self.renew_timer = timers_of(None).after(
+                max(0.0, self._renew_at - time.monotonic()), lambda: run_soon(renew)
+            )
+
+        self._renew_at = time.monotonic() + _FIRST_LOOK_S
+        plan()
+
     def finish(self, until: float) -> None:
         """Ends it once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
         self._until = until
@@ -321,20 +337,20 @@ class Acknowledger:
             timer.cancel()
         self.renew_timer = timers_of(None).after(delay_s, self._wake)
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
         """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge
-        since: a living owner is not swept. What it has lost track of is not renewed."""
+        since: a living owner is not swept. What it has lost track of is not renewed. False where the store is closed."""
         queue = self._queue
         try:
             record = queue.store.queues.get(queue.name)  # it may have been changed by others
             stuck_after_s = queue.settings.stuck_after_s if record is None else record.stuck_after_s
-            period_s = max(stuck_after_s, 1.0) / RENEWALS
+            period_s = renewal_period_s(stuck_after_s)
             pointers = by_shard(self._long_held() + (self._unstored() if self._failing else []))
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
                 self._counts.renewals += 1
         except ClosedError:  # whoever opens the store next has consumers of his own, and the sweeper takes what is held
-            return
+            return False
         except IgnisError as exc:
             self._counts.renew_errors += 1
             self._said.warning(
@@ -346,6 +362,7 @@ class Acknowledger:
         self._renew_at = time.monotonic() + period_s
         if not self.finishing:
             self._plan_renewal(period_s)
+        return True
 
     def _unstored(self) -> list[tuple[int, Sequence[int]]]:
         """Outcomes that are queued here. Only this thread takes any away."""

@@ -161,6 +161,10 @@ class Consumer:
             self._pool.close(max(1.0, deadline - time.monotonic()))
         self._started = False
         self._long_work.end()
+        if (
+            self._pool.unended
+        ):  # threads that nobody can end: as long as they are at it, nobody else gets what they have
+            self._acker.renew_left(lambda: bool(self._in_hand) and getattr(self._pool, "lost_threads", 0) > 0)
         left = self._in_hand or self._acker.left or self._giving_back.pending
         clean = drained and stored and not left
         if not clean:
@@ -192,7 +196,8 @@ class Consumer:
                 event_text(
                     "handler_calls_left",
                     "handler %s of %s did not end within the %g s that a stop has (consumer.stop_timeout_s) and cannot be ended: "
-                    "%s; what it is at stays claimed, and goes to the sideline as abandoned when this process has ended"),
+                    "%s; what it is at stays claimed, and goes to the sideline as abandoned when this process ends or closes "
+                    "its store"),
                 self.spec.name, self._queue.name, timeout, self._named(self._pool.unended),
             )  # fmt: skip
 

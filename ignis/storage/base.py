@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ignis.clock import Clock
-from ignis.config import PublisherSettings
+from ignis.config import LEAST_STUCK_AFTER_S, PublisherSettings
 from ignis.native import PackedBatch, Watch
 from ignis.native.store import Recall
 from ignis.storage import transactions
@@ -57,7 +57,6 @@ from ignis.storage.write_batch import AtOnce, ClaimsWriter, FiredInto
 __all__ = [
     "KEEP_TTL",
     "MOST_FRUITLESS",
-    "RENEWALS",
     "Abandoned",
     "ArrayStore",
     "Claim",
@@ -77,6 +76,7 @@ __all__ = [
     "ShardState",
     "Store",
     "Transfer",
+    "renewal_period_s",
 ]
 
 MOST_FRUITLESS = 16
@@ -84,7 +84,13 @@ MOST_FRUITLESS = 16
 quicker, or much had expired. After that what is there cannot be had now."""
 
 RENEWALS = 4
-"""How often within a queue's stuck time a living owner renews what it works on."""
+"""How often within a queue's stuck time a living owner renews what it works on, at least."""
+
+
+def renewal_period_s(stuck_after_s: float) -> float:
+    """How long a living owner may leave what it works on without renewing it. As if the stuck time were the shortest that there
+    is: anybody may set it to that, and sweeps by it before the owner has learnt of it."""
+    return min(max(stuck_after_s, 1.0), LEAST_STUCK_AFTER_S) / RENEWALS
 
 
 class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):

@@ -17,6 +17,7 @@ import pytest
 import ignis
 from ignis.control.sweeper import SweepResult
 from ignis.errors import StoreBusyError
+from ignis.storage.base import renewal_period_s
 from tests.apps import jobs
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, Journal, eventually, reasons, wait_idle
@@ -106,6 +107,40 @@ def test_a_handler_longer_than_the_stuck_time_runs_once(
     assert queue.consumer is not None
     assert queue.consumer.counts.late_acks == 0
     assert app.stop() is True
+
+
+@pytest.mark.parametrize(("stuck_after_s", "period_s"), [(18_000, 75.0), (1_200, 75.0), (300, 75.0), (2, 0.5)])
+def test_who_works_renews_as_if_others_had_lowered_the_stuck_time(stuck_after_s: float, period_s: float) -> None:
+    """They sweep by the new one before he has learnt of it."""
+    assert renewal_period_s(stuck_after_s) == period_s
+
+
+def test_a_thread_that_outlasts_the_stop_keeps_its_message(app: ignis.Ignis, journal: Journal, clock: Clock) -> None:
+    queue = app.queue("jobs", int, shards=1)
+    shorten(queue)
+    entered, go = threading.Event(), threading.Event()
+
+    @queue.handler
+    def handle(number: int) -> None:
+        entered.set()
+        assert go.wait(WAIT_S)
+
+    queue.publish(1)
+    app.start()
+    assert entered.wait(WAIT_S)
+    assert queue.consumer is not None
+    pool = queue.consumer._pool
+    assert app.stop(timeout=0.1) is False
+    for _ in range(2):
+        moment_s = tick_while_claimed(queue, 1)
+        eventually(lambda: claimed_before(queue, moment_s) == 0)  # noqa: B023
+        assert sweep(queue, clock, moment_s).swept == 0
+    go.set()
+    eventually(lambda: pool.lost_threads == 0)  # type: ignore[attr-defined]
+    moment_s = tick()
+    assert claimed_before(queue, moment_s) == 1
+    clock.now_s = None
+    eventually(lambda: sweep(queue, clock, tick()).swept == 1)
 
 
 def test_a_worker_process_that_holds_its_interpreter_is_renewed_by_its_parent(
@@ -265,7 +300,7 @@ import sys, time
 from pathlib import Path
 import ignis, ignis.consumer.acknowledger
 from tests.support.interpreter import hold_interpreter
-ignis.consumer.acknowledger.RENEWALS = 2400  # every half second
+ignis.storage.base.RENEWALS = 2400  # every half second
 url, folder = sys.argv[1], Path(sys.argv[2])
 app = ignis.Ignis(url)
 queue = app.queue("jobs", int, shards=1)

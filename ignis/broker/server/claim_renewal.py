@@ -17,7 +17,7 @@ from ignis.config import QueueSettings
 from ignis.errors import QueueNotFoundError
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
-from ignis.storage.base import RENEWALS
+from ignis.storage.base import renewal_period_s
 
 __all__ = ["ClaimRenewal"]
 
@@ -78,7 +78,7 @@ class ClaimRenewal:
 
         def done(stuck_after_s: float) -> None:
             self._asked.discard(magazine)
-            self._period_s[magazine] = stuck_after_s / RENEWALS
+            self._period_s[magazine] = renewal_period_s(stuck_after_s)
             self._due_s[magazine] = 0.0
 
         self._threads.call(work, done, None, lambda exc: self._failed(magazine, exc))

@@ -34,7 +34,7 @@ import sys, time
 from pathlib import Path
 import ignis, ignis.consumer.acknowledger
 from tests.support import Journal
-ignis.consumer.acknowledger.RENEWALS = 2400  # every half second
+ignis.storage.base.RENEWALS = 2400  # every half second
 url, folder, settings = sys.argv[1], Path(sys.argv[2]), {"timeout_s": 5}
 app = ignis.Ignis(url, store=settings)
 queue = app.queue("jobs", int, shards=2)
@@ -211,7 +211,7 @@ def test_a_client_that_comes_back_holds_what_it_was_delivered(url: str, queue: i
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker in this process renews every half second."""
-    monkeypatch.setattr("ignis.broker.server.claim_renewal.RENEWALS", 2_400)
+    monkeypatch.setattr("ignis.storage.base.RENEWALS", 2_400)
 
 
 def claimed_before(queue: ignis.Queue[Any], moment_s: float) -> int:
