@@ -21,8 +21,8 @@ from bench.peers.ports import free_port
 from bench.processes import BenchError, Gate, Task, run_together
 from bench.tables import console, latency_table
 
-_MESSAGES = 3_000
-_WARM = 300
+_MESSAGES, _WARM = 3_000, 300
+_QUICK_MESSAGES, _QUICK_WARM = 150, 15
 _TIMEOUT_S = 120.0
 _FRAME_BYTES = 50
 """About what stands round a message on the wire."""
@@ -88,6 +88,11 @@ int floor_of(uint32_t count, uint32_t there, uint32_t back, uint64_t *times)
 """
 
 
+def _counts(options: Options) -> tuple[int, int]:
+    """How many messages are measured, and how many are published before them."""
+    return (_QUICK_MESSAGES, _QUICK_WARM) if options.quick else (_MESSAGES, _WARM)
+
+
 def _around(rows: list[tuple[str, int]], owner: Any, name: str, before: str, after: str) -> None:
     """Reads the clock before and behind a function."""
     call, now_ns, take = getattr(owner, name), time.monotonic_ns, rows.append
@@ -116,9 +121,10 @@ def _serve(gate: Gate, url: str, port: int) -> list[tuple[str, int]]:
         await broker.start()
         gate()
         deadline = time.monotonic() + _TIMEOUT_S
+        # By what was read, and not by a session that was seen: a quick run is over between two looks.
         came = False
         while time.monotonic() < deadline and not (came and not broker.sessions):
-            came = came or bool(broker.sessions)
+            came = bool(rows)
             await asyncio.sleep(0.1)
         await broker.stop(5.0)
 
@@ -128,7 +134,7 @@ def _serve(gate: Gate, url: str, port: int) -> list[tuple[str, int]]:
     return rows
 
 
-def _publish(gate: Gate, port: int, durability: str, size: int) -> list[dict[str, int]]:
+def _publish(gate: Gate, port: int, durability: str, size: int, count: int, warm: int) -> list[dict[str, int]]:
     import ignis
     from ignis.broker.client import sync_connection
 
@@ -139,9 +145,9 @@ def _publish(gate: Gate, port: int, durability: str, size: int) -> list[dict[str
     with ignis.Ignis(f"ignis://127.0.0.1:{port}") as app:
         queue = app.queue("bench", bytes, shards=32, durability=durability)
         queue.open()
-        for _ in range(_WARM):
+        for _ in range(warm):
             queue.publish(body)
-        for _ in range(_MESSAGES):
+        for _ in range(count):
             at.clear()
             began = now_ns()
             queue.publish(body)
@@ -155,7 +161,7 @@ def _one_run(options: Options, durability: str, times: dict[str, list[int]]) -> 
         served, published = run_together(
             [
                 Task(_serve, (f"embedded://{directory}/store", port)),
-                Task(_publish, (port, durability, options.size_bytes)),
+                Task(_publish, (port, durability, options.size_bytes, *_counts(options))),
             ],
             2 * _TIMEOUT_S,
         )
@@ -174,15 +180,16 @@ def _one_run(options: Options, durability: str, times: dict[str, list[int]]) -> 
 
 
 def _floor(options: Options) -> list[int]:
+    count, _ = _counts(options)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         source, library = Path(directory, "floor.c"), Path(directory, "floor.so")
         source.write_text(_FLOOR_SOURCE, "utf-8")
         subprocess.run(
             ["cc", "-O2", "-shared", "-fPIC", "-D_GNU_SOURCE", "-o", library, source], check=True, timeout=60
         )
-        measured = (ctypes.c_uint64 * _MESSAGES)()
+        measured = (ctypes.c_uint64 * count)()
         there = options.size_bytes + _FRAME_BYTES
-        if ctypes.CDLL(str(library)).floor_of(_MESSAGES, there, _ACK_BYTES, measured):
+        if ctypes.CDLL(str(library)).floor_of(count, there, _ACK_BYTES, measured):
             raise BenchError("the floor in C could not be measured")
         return list(measured)
 

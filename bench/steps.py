@@ -20,15 +20,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.measure import REPOSITORY, Options, Recorder, Result
 from bench.peers.base import DURABILITIES
 from bench.processes import BenchError, Gate, Task, run_together
 from bench.tables import console, latency_table
 
-_COLD, _HOT = 1_000, 1_000
-_WARM = 200
 _PAUSE_S = 0.001
 _TIMEOUT_S = 120.0
 _INDEX = struct.Struct("<q")
@@ -121,6 +119,18 @@ int floor_of(const char *path, uint32_t count, uint32_t size, uint64_t pause_ns,
 """
 
 
+class _Counts(NamedTuple):
+    """How many messages a run has of each kind, in this order."""
+
+    warm: int = 200
+    cold: int = 1_000
+    hot: int = 1_000
+
+    @classmethod
+    def of(cls, options: Options) -> _Counts:
+        return cls(20, 50, 50) if options.quick else cls()
+
+
 class _Readings:
     """The clock's readings of one process, by the message's number and the place."""
 
@@ -151,7 +161,7 @@ def _counter(path: str) -> Iterator[mmap.mmap]:
         yield shared
 
 
-def _produce(gate: Gate, url: str, durability: str, size: int, counter: str) -> list[dict[str, int]]:
+def _produce(gate: Gate, url: str, durability: str, size: int, counts: _Counts, counter: str) -> list[dict[str, int]]:
     import ignis
     from ignis.storage.embedded.magazines import EmbeddedMagazines
 
@@ -163,8 +173,8 @@ def _produce(gate: Gate, url: str, durability: str, size: int, counter: str) -> 
         queue.open()
         gate()
         time.sleep(1.0)  # the consumer gets to its waiting place
-        for number in range(_WARM + _COLD + _HOT):
-            if number < _WARM + _COLD:
+        for number in range(sum(counts)):
+            if number < counts.warm + counts.cold:
                 time.sleep(_PAUSE_S)
             began = now_ns()
             queue.publish(_INDEX.pack(number) + b"x" * (size - _INDEX.size))
@@ -176,7 +186,9 @@ def _produce(gate: Gate, url: str, durability: str, size: int, counter: str) -> 
     return rows
 
 
-def _consume(gate: Gate, url: str, durability: str, counter: str) -> tuple[list[dict[str, int]], list[tuple[int, int]]]:
+def _consume(
+    gate: Gate, url: str, durability: str, counts: _Counts, counter: str
+) -> tuple[list[dict[str, int]], list[tuple[int, int]]]:
     import ignis
     from ignis.consumer.acknowledger import Acknowledger
     from ignis.storage.embedded.magazines import EmbeddedMagazines
@@ -194,7 +206,7 @@ def _consume(gate: Gate, url: str, durability: str, counter: str) -> tuple[list[
         def handle(body: bytes) -> None:
             rows.append({"handled": now_ns(), "claimed": readings.at["claimed"]})
             handled[: _INDEX.size] = _INDEX.pack(len(rows))
-            if len(rows) == _WARM + _COLD + _HOT:
+            if len(rows) == sum(counts):
                 finished.set()
 
         done = Acknowledger._delete
@@ -213,38 +225,40 @@ def _consume(gate: Gate, url: str, durability: str, counter: str) -> tuple[list[
 
 
 def _one_run(options: Options, durability: str, times: dict[tuple[str, str], list[int]]) -> None:
+    counts = _Counts.of(options)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         counter, url = f"{directory}/counter", f"embedded://{directory}/store"
         Path(counter).write_bytes(bytes(_INDEX.size))
         producer, consumer = options.cores
         published, (rows, rounds) = run_together(
             [
-                Task(_produce, (url, durability, options.size_bytes, counter), producer),
-                Task(_consume, (url, durability, counter), consumer),
+                Task(_produce, (url, durability, options.size_bytes, counts, counter), producer),
+                Task(_consume, (url, durability, counts, counter), consumer),
             ],
             2 * _TIMEOUT_S,
         )
     acked = [at for count, at in rounds for _ in range(count)]
     for number, (one, other, at) in enumerate(zip(published, rows, acked, strict=True)):
-        if number >= _WARM:
+        if number >= counts.warm:
             readings = {**one, **other, "acked": at}
             for step, begins, ends, _ in _STEPS:
-                word = "cold" if number < _WARM + _COLD else "hot"
+                word = "cold" if number < counts.warm + counts.cold else "hot"
                 times.setdefault((step, word), []).append(readings[ends] - readings[begins])
 
 
 def _floor(options: Options, pause_s: float) -> list[int]:
+    count = _Counts.of(options).cold
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         source, library = Path(directory, "floor.c"), Path(directory, "floor.so")
         source.write_text(_FLOOR_SOURCE, "utf-8")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-        measured = (ctypes.c_uint64 * _COLD)()
+        measured = (ctypes.c_uint64 * count)()
         here, there = (-1 if core is None else core for core in options.cores)
         allowed = os.sched_getaffinity(0)
         try:
             failed = ctypes.CDLL(str(library)).floor_of(
                 f"{directory}/log".encode(),
-                _COLD,
+                count,
                 options.size_bytes,
                 ctypes.c_uint64(int(pause_s * 1e9)),
                 here,
