@@ -61,8 +61,12 @@ def start(directory: Path) -> Any:
         .config("spark.local.dir", str(directory / "local"))
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        # The quick compiler alone: the tests run short, and the thorough one would take a core from them.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        # The quick compiler alone: the tests run short, and the thorough one would take a core from them. With it come 48 MB
+        # for its code, which are soon full: what is thrown out is compiled again.
+        .config(
+            "spark.driver.extraJavaOptions",
+            "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
+        )
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
