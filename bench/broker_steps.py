@@ -63,6 +63,7 @@ int floor_of(uint32_t count, uint32_t there, uint32_t back, uint64_t *times)
         return -1;
     pid_t child = fork();
     if (child == 0) {
+        close(us); /* else its copy keeps the connection open, and it waits out its time at the end */
         int them = accept(listening, NULL, NULL), watch = epoll_create1(0);
         struct epoll_event event = {.events = EPOLLIN}, found;
         setsockopt(them, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
