@@ -25,6 +25,7 @@ from ignis.config import (
     resolve,
 )
 from ignis.control.autoscaler import Autoscaler
+from ignis.control.refresher import PUBLISH_ONLY
 from ignis.errors import IgnisError
 from ignis.http_endpoint import HttpEndpoint
 from ignis.leader import make_leader
@@ -35,7 +36,7 @@ from ignis.stacks import start_thread
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.control_pipe import Link
 from ignis.supervisor.http_routes import app_endpoint, failed_queues, supervisor_endpoint
-from ignis.supervisor.worker_main import BURST, Limits, Worker, patterns, running_queues
+from ignis.supervisor.worker_main import BURST, Limits, Worker, patterns, publish_only, running_queues
 from ignis.urls import redacted
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
@@ -125,7 +126,8 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
             output.event(document)
         else:
             output.remark(
-                f"ignis worker {os.getpid()} on {redacted(app.url)}: {_named(queues, patterns(app))}{_shown(endpoint)}; "
+                f"ignis worker {os.getpid()} on {redacted(app.url)}: "
+                f"{_named(queues, publish_only(app), patterns(app))}{_shown(endpoint)}; "
                 "SIGTERM or Ctrl-C drains",
                 event="started",
             )
@@ -146,6 +148,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         worker.run(given.stop_timeout)
         drained = app.drained
         if worker.why == BURST and not supervised and not state.json:
+            _say_unconsumed(app, queues)
             _say_delayed(app, queues)
     if state.json and not supervised:
         output.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
@@ -166,6 +169,15 @@ def _say_delayed(app: Ignis, queues: Sequence[str]) -> None:
                 output.remark(
                     f"{count:,} message(s) of {name} are delayed, retries too{when}: the burst did not wait for them"
                 )
+
+
+def _say_unconsumed(app: Ignis, queues: Sequence[str]) -> None:
+    """Nor for what a queue has that is publish only."""
+    for name in queues:
+        with contextlib.suppress(IgnisError):  # it is for people
+            queue = app.queue(name)
+            if not queue.consumers and (count := queue.main.pending()):
+                output.remark(f"{count:,} message(s) of {name} wait: nobody consumes it here, its concurrency is 0")
 
 
 def supervise(state: State, target: str, given: WorkerOptions) -> int:
@@ -201,7 +213,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
                 document["health"] = endpoint.url
             output.event(document)
         else:
-            names = _named(supervisor.queues, supervisor.patterns)
+            names = _named(supervisor.queues, supervisor.publish_only, supervisor.patterns)
             output.remark(
                 f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}{_shown(endpoint)}; "
                 "SIGTERM drains",
@@ -234,10 +246,11 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     return code
 
 
-def _named(queues: Sequence[str], patterns: Sequence[str]) -> str:
-    """What runs, and what is waited for."""
+def _named(queues: Sequence[str], idle: Sequence[str], patterns: Sequence[str]) -> str:
+    """What runs, and what is waited for. ``idle``: those of the queues that are publish only."""
+    names = [f"{name} ({PUBLISH_ONLY})" if name in idle else name for name in queues]
     waits = [f"waits for queues {', '.join(patterns)}"] if patterns else []
-    return "; ".join([*([", ".join(queues)] if queues else []), *waits])
+    return "; ".join([*([", ".join(names)] if names else []), *waits])
 
 
 def _shown(endpoint: HttpEndpoint | None) -> str:

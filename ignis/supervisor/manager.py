@@ -151,6 +151,11 @@ class Supervisor:
         return sorted({name for one in list(self._living) for name in one.started.get("queues", [])})
 
     @property
+    def publish_only(self) -> list[str]:
+        """Those of `queues` that no process claims from: their concurrency was 0 when it started."""
+        return sorted({name for one in list(self._living) for name in one.started.get("publish_only", [])})
+
+    @property
     def patterns(self) -> list[str]:
         """Of queues that their handlers wait for."""
         return sorted({name for one in list(self._living) for name in one.started.get("patterns", [])})

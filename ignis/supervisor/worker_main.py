@@ -124,7 +124,9 @@ class Worker:
         while not app.ready:
             if self._ended.wait(0.005):
                 return
-        self._tell(event="started", queues=running_queues(app), patterns=patterns(app))
+        self._tell(
+            event="started", queues=running_queues(app), publish_only=publish_only(app), patterns=patterns(app),
+        )  # fmt: skip
         if self._on_started is not None:
             self._on_started()
         while not self._ended.is_set():
@@ -169,8 +171,9 @@ class Worker:
             self._end(BURST)
 
     def _empty(self) -> bool:
-        queues = [queue for queue in self._app.queues() if queue.consumer is not None and not queue.paused]
-        return not any(queue.main.pending() for queue in queues) and not _in_hand(self._app)
+        # What a paused queue or one with no workers has waiting is not for this process.
+        queues = [queue for queue in self._app.queues() if queue.consumer is not None and queue.consumers]
+        return not any(queue.main.pending() for queue in queues if not queue.paused) and not _in_hand(self._app)
 
     def _end(self, why: str) -> None:
         self.why = why
@@ -196,6 +199,11 @@ class Worker:
 def running_queues(app: Ignis) -> list[str]:
     """Names of the queues with a consumer here."""
     return sorted(queue.name for queue in app.queues() if queue.consumer is not None)
+
+
+def publish_only(app: Ignis) -> list[str]:
+    """Those of `running_queues` that have a concurrency of 0: nothing of them is claimed here."""
+    return sorted(queue.name for queue in app.queues() if queue.consumer is not None and not queue.consumers)
 
 
 def patterns(app: Ignis) -> list[str]:

@@ -230,6 +230,34 @@ def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
     assert "a second signal" not in ended.stderr, "nobody sent a first one"
 
 
+@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+def test_a_burst_does_not_wait_for_a_queue_that_is_publish_only(tmp_path: Path, url: str, more: list[str]) -> None:
+    """It never ended: it counted as left to do what nobody was to claim."""
+    (tmp_path / "zero.py").write_text(
+        f"import ignis\napp = ignis.Ignis({url!r})\n"
+        "@app.queue('zero', str).handler(concurrency=0)\ndef handle(body): ...\n"
+        "@app.queue('one', str).handler\ndef take(body): ...\n"
+    )
+    with Ignis(url) as app:
+        for name in ("zero", "one"):
+            app.queue(name, str).publish_many(["a", "b"])
+    ended = subprocess.run(
+        [sys.executable, "-m", "ignis", "worker", "zero", "--url", url, "--burst", *more],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "one, zero (publish only); SIGTERM" in ended.stderr
+    said = ended.stderr.splitlines()[-1]
+    assert more or said == "2 message(s) of zero wait: nobody consumes it here, its concurrency is 0"
+    with Ignis(url) as app:
+        assert [app.queue(name, str).main.pending() for name in ("zero", "one")] == [2, 0]
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:
     process = start()
     with Ignis(url) as app:
