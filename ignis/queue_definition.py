@@ -116,10 +116,11 @@ class QueueDefinition(Generic[M]):
         if self.type is not None and (self.codec.name == "raw") != (stored.codec == "raw"):
             asked = self.codec.name  # bytes and text are stored as they are, and nothing else is
         if asked not in ("auto", stored.codec):
+            implied = asked != self.settings.codec
             raise QueueMismatchError(
                 f"queue {self.name!r} is stored with codec {stored.codec!r}, asked for {asked!r}"
-                f"{'' if asked == self.settings.codec else f', which messages of {_kind(self.type)} have'}; "
-                f"{self._remedy('codec' if asked == self.settings.codec else 'type')}"
+                f"{f', which messages of {_kind(self.type)} have' if implied else ''}; "
+                f"{self._codec_remedy(stored.codec, implied)}"
             )
         self.take_codec(stored.codec)
 
@@ -160,6 +161,15 @@ class QueueDefinition(Generic[M]):
         if setting == "shards":
             instead = "drain it or empty it first: ignis queue purge"
         return f"leave {setting} out to take the queue as it is, or {instead} {self.name}"
+
+    def _codec_remedy(self, stored: str, implied: bool) -> str:
+        """What to do about the codec. ``implied``: by the type, and not given."""
+        if self.codec.name != "raw":
+            return self._remedy("type" if implied else "codec")
+        # Leaving a given codec out would not help: the type has it too.
+        out = self._remedy("type" if implied else "type and codec")
+        # Text can be a JSON or MessagePack string; bytes would be read as base64, which others do not write.
+        return f'give codec="{stored}", or {out}' if self.type is str else out
 
     def _warn_of_changes(self, stored: QueueRecord) -> None:
         """What was replaced holds for everybody who uses the queue, and not only here."""

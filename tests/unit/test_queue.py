@@ -166,6 +166,24 @@ def test_a_stored_queue_opened_with_another_kind_of_message(store_url: str, new_
         second.queue("objects", bytes).open()
 
 
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize("asked", [{}, {"codec": "raw"}])
+def test_text_in_a_queue_with_another_codec_says_which_word_helps(
+    store_url: str, new_app: MakeApp, codec: str, asked: dict[str, str]
+) -> None:
+    first, second = new_app(store_url), new_app(store_url)
+    first.queue("jobs", codec=codec).publish("hello")
+    out = "leave type out" if not asked else "leave type and codec out"
+    with pytest.raises(QueueMismatchError, match=f'; give codec="{codec}", or {out} to take the queue as it is'):
+        second.queue("jobs", str, **asked).open()
+    with pytest.raises(QueueMismatchError, match=f"; {out} to take the queue as it is"):
+        new_app(store_url).queue("jobs", bytes, **asked).open()
+    # What it recommends works.
+    third, fourth = new_app(store_url), new_app(store_url)
+    third.queue("jobs", str, codec=codec).publish("there")
+    assert [fourth.queue("jobs").main.fire()[0].message for _ in range(2)] == ["hello", "there"]
+
+
 def test_progress_is_kept_when_a_queue_is_opened(store_url: str, new_app: MakeApp) -> None:
     first, second = new_app(store_url), new_app(store_url)
     first.queue("orders", Order).open()
