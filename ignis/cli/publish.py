@@ -200,10 +200,16 @@ def _reader(queue: Queue[Any], kind: str | None, key_field: str | None) -> Reade
     return read
 
 
+class _NoFieldError(InvalidMessageError):
+    """The message has no such field as ``--key`` names."""
+
+
 def _key_of(value: Any, path: list[str]) -> str | None:
     for name in path:
         if not isinstance(value, dict) or name not in value:
-            raise InvalidMessageError(f"there is no field {'.'.join(path)}")
+            raise _NoFieldError(
+                f"--key names the field whose value is the key: there is no field {'.'.join(path)} in it"
+            )
         value = value[name]
     if value is None or isinstance(value, str):
         return value
@@ -255,7 +261,10 @@ def _send_all(
                 publisher.send(message, key=key, **when)
             except (ValueError, RecursionError, InvalidMessageError) as exc:
                 if not skip_bad:
-                    failure = InvalidMessageError(f"line {number}: {exc} (--skip-bad counts such lines and goes on)")
+                    # A field that not even the first message has is a wrong --key, and no bad line.
+                    wrong_key = isinstance(exc, _NoFieldError) and not publisher.sent
+                    advice = "" if wrong_key else " (--skip-bad counts such lines and goes on)"
+                    failure = InvalidMessageError(f"line {number}: {exc}{advice}")
                     break
                 counts.skipped += 1
             if show is not None and number % _STEP == 0:

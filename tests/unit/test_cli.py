@@ -564,6 +564,15 @@ def test_publish_stops_at_a_bad_line(run: Run, url: str) -> None:
     assert (skipped.document()["published"], skipped.document()["skipped"]) == (2, 3)
 
 
+def test_a_key_that_no_message_has_is_no_bad_line(run: Run, url: str) -> None:
+    """``--key c1``, as a key is given elsewhere: --skip-bad would have skipped all."""
+    for lines, advised in ((b'{"id":"a"}\n', False), (b'"a"\n', False), (b'{"c1":"a"}\n{"id":"a"}\n', True)):
+        refused = run("publish", "q", "--create", "--key", "c1", "-u", url, stdin=lines)
+        assert refused.code == 1
+        assert "--key names the field whose value is the key: there is no field c1 in it" in refused.err
+        assert ("--skip-bad" in refused.err) == advised
+
+
 def test_publish_raw_lines(run: Run, url: str) -> None:
     assert run("publish", "raw", "--create", "--type", "raw", "-u", url, stdin=b"\xff\x00 x\n{}\n").code == 0
     with Ignis(url) as app:
