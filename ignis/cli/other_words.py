@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ignis.near_names import near_name
+
 __all__ = ["OTHER_WORDS", "WordGroup"]
 
 OTHER_WORDS: dict[str, str] = {
@@ -50,7 +52,8 @@ _AS_AT_THE_TOP = ("queue", "sideline")
 
 
 class WordGroup(click.Group):
-    """Commands. One that is not there, but is called so elsewhere, is answered with what does it."""
+    """Commands. One that is not there, but is called so elsewhere, is answered with what does it; a misspelt one, with the
+    near one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,6 +65,9 @@ class WordGroup(click.Group):
             meant = OTHER_WORDS.get(f"{self.name} {word}")
             if meant is None and (ctx.parent is None or self.name in _AS_AT_THE_TOP):
                 meant = OTHER_WORDS.get(word)
-            if meant is None:
+            if meant is not None:
+                raise click.UsageError(f"No such command {args[0]!r}. That is done by: ignis {meant}", ctx) from exc
+            near = None if word.startswith("-") else near_name(word, self.list_commands(ctx))
+            if near is None:
                 raise
-            raise click.UsageError(f"No such command {args[0]!r}. That is done by: ignis {meant}", ctx) from exc
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near!r}?", ctx) from exc

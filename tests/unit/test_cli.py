@@ -176,6 +176,15 @@ def test_a_word_of_elsewhere_leads_to_the_command(run: Run, said: str) -> None:
     assert f"ignis {meant} [" in " ".join(run(*meant.split(), "--help").out.split())
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("stat", "stats"), ("publsh q", "publish"), ("queue crate q", "create"), ("sideline shovl q", "shovel"), ("Stats", "stats")],
+)  # fmt: skip
+def test_a_misspelt_command_is_answered_with_the_near_one(run: Run, said: str, meant: str) -> None:
+    result = run(*said.split())
+    assert (result.code, f"Did you mean {meant!r}?" in result.err) == (2, True), result.err
+
+
 def test_a_word_that_nobody_knows_stays_unknown(run: Run) -> None:
     result = run("nonsense-of-some-kind")
     assert (result.code, "is done by" in result.err) == (2, False)
