@@ -21,7 +21,14 @@ from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import check_name, parse_duration_s
-from ignis.errors import ConfigError, IgnisError, InvalidMessageError, PublishError, QueueNotFoundError
+from ignis.errors import (
+    ConfigError,
+    IgnisError,
+    InvalidMessageError,
+    PublishError,
+    QueueNotFoundError,
+    StoreUnreachableError,
+)
 from ignis.progress import make_progress
 from ignis.queue import Queue
 
@@ -88,6 +95,8 @@ def publish(
     when = _times("delay", delay, "at", at) | _times("expires_in", expires_in, "expires_at", expires_at)
     counts = _Counts(queue_name)
     with state.app(create=create) as app:
+        if not create:
+            _check_store(app)
         queue = _open_queue(app, queue_name, kind, create)
         read = _reader(queue, kind, key_field)
         with _bar(state) as show:
@@ -149,6 +158,17 @@ def _whole_day(text: str) -> list[str]:
                 _read_moment(one)
             return written
     return []
+
+
+def _check_store(app: Any) -> None:
+    """Raises StoreUnreachableError, which says how a store is made where there is none."""
+    try:
+        _ = app.store
+    except StoreUnreachableError as exc:
+        text = str(exc)
+        if not text.startswith("no store at ") or text.endswith(" a store is a directory"):
+            raise
+        raise StoreUnreachableError(f"{text} (--create makes it)") from None
 
 
 def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:

@@ -582,6 +582,15 @@ def test_a_key_that_no_message_has_is_no_bad_line(run: Run, url: str) -> None:
         assert ("--skip-bad" in refused.err) == advised
 
 
+def test_publish_says_what_makes_a_store(run: Run, tmp_path: Path) -> None:
+    refused = run("publish", "q", "-u", f"embedded://{tmp_path / 'none'}", stdin=b"1\n")
+    assert (refused.code, refused.err) == (3, f"ignis: no store at {tmp_path / 'none'} (--create makes it)\n")
+    (tmp_path / "file").touch()
+    for url in (f"embedded://{tmp_path / 'file'}", f"relay://{tmp_path / 'none'}"):
+        refused = run("publish", "q", "-u", url, stdin=b"1\n")
+        assert (refused.code, "--create" in refused.err) == (3, False)
+
+
 def test_publish_raw_lines(run: Run, url: str) -> None:
     assert run("publish", "raw", "--create", "--type", "raw", "-u", url, stdin=b"\xff\x00 x\n{}\n").code == 0
     with Ignis(url) as app:
