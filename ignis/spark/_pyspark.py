@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from ignis.errors import ConfigError
@@ -43,8 +45,10 @@ else:
         from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
         from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType, TimestampType
     except ImportError as exc:
+        _python = sys.executable or "python3"
         raise ConfigError(
-            f"Spark stages need PySpark 4.2 or newer with pyarrow ({exc}): pip install 'ignis-mq[spark]'"
+            f"Spark stages need PySpark 4.2 or newer with pyarrow ({exc}, in {_python}): {shlex.quote(_python)} -m pip install "
+            "'ignis-mq[spark]'; if this is a worker of Spark's and not the driver's interpreter, set PYSPARK_PYTHON to that one"
         ) from exc
 
 __all__ = [

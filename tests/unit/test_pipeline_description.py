@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +243,12 @@ def test_a_record_that_cannot_be_read(tmp_path: Path, content: str) -> None:
 def test_a_runs_name_stays_in_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run name"):
         Runs(tmp_path, "p").get("export", "../x")
+
+
+def test_an_interpreter_without_pyarrow_is_named() -> None:
+    """It may be one of Spark's workers, which run another one than the driver unless PYSPARK_PYTHON says so."""
+    script = "import sys; sys.modules['pyarrow'] = None; import ignis.spark"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert f"in {sys.executable}): {shlex.quote(sys.executable)} -m pip install 'ignis-mq[spark]'" in said
+    assert "set PYSPARK_PYTHON" in said
