@@ -7,7 +7,7 @@ import threading
 import time
 
 from ignis.clock import Clock
-from ignis.config import check_number, shown
+from ignis.config import check_number, parse_duration_s, shown
 from ignis.errors import ConfigError
 
 __all__ = ["ManualClock"]
@@ -28,7 +28,7 @@ class ManualClock(Clock):
     ...     codes = app.queue("codes", int, message_expiry="1h")
     ...     handler = codes.handler(print)
     ...     published = codes.publish(1234)
-    ...     now_s = clock.advance(3601)
+    ...     now_s = clock.advance("61m")
     ...     drain(codes)
     Drained(done=0, dropped=0, sidelined=0, retried=0)
 
@@ -61,12 +61,12 @@ class ManualClock(Clock):
         """Seconds since it was made."""
         return self._passed_s
 
-    def advance(self, seconds: float | dt.timedelta) -> float:
-        """Moves it on by so much, 0 or more; returns seconds since 1970. Threads that wait for what is due now notice it
-        within a few hundredths of a second. Raises ConfigError: it never goes back."""
-        by_s = seconds.total_seconds() if isinstance(seconds, dt.timedelta) else seconds
+    def advance(self, seconds: float | str | dt.timedelta) -> float:
+        """Moves it on by so much, 0 or more: seconds, text such as ``"20m"``, or a timedelta; returns seconds since 1970. Threads
+        that wait for what is due now notice it within a few hundredths of a second. Raises ConfigError: it never goes back."""
+        by_s = check_number(parse_duration_s(seconds, "seconds"), "seconds", 0)
         with self._lock:
-            self._passed_s += check_number(by_s, "seconds", 0)
+            self._passed_s += by_s
             return self()
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:

@@ -39,13 +39,16 @@ def test_it_stands_still_until_it_is_moved() -> None:
     assert clock.advance(1.5) == START_S + 1.5
     assert clock.advance(dt.timedelta(days=1)) == START_S + 86_401.5
     assert clock.monotonic_s() == 86_401.5
+    assert clock.advance("1h") == clock.advance("500ms") - 0.5 == START_S + 90_001.5
     assert ManualClock(dt.datetime.fromtimestamp(START_S, dt.timezone.utc))() == START_S
-    assert repr(clock) == "<ManualClock 2030-03-18 17:46:41 UTC, 86401.5 s after its start>"
+    assert repr(clock) == "<ManualClock 2030-03-18 18:46:42 UTC, 90002 s after its start>"
 
 
 def test_what_it_refuses(embedded_url: str) -> None:
     with pytest.raises(ConfigError, match="seconds = -1"):
         ManualClock().advance(-1)
+    with pytest.raises(ConfigError, match="seconds = '1 hour' is not a duration"):
+        ManualClock().advance("1 hour")
     with pytest.raises(ConfigError, match="no time zone"):
         ManualClock(dt.datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(ConfigError, match="start = 'x'"):
