@@ -98,6 +98,7 @@ def publish(
         if not create:
             _check_store(app)
         queue = _open_queue(app, queue_name, kind, create)
+        counts.raw = queue.codec.name == "raw"
         read = _reader(queue, kind, key_field)
         with _bar(state) as show:
             failure = _send_all(queue, read, when, skip_bad, counts, show)
@@ -241,6 +242,7 @@ def _key_of(value: Any, path: list[str]) -> str | None:
 class _Counts:
     def __init__(self, queue: str) -> None:
         self.queue = queue
+        self.raw = False
         self.published = self.skipped = self.failed = 0
         self.started = time.monotonic()
 
@@ -262,7 +264,11 @@ class _Counts:
         )
         # Of a few messages it would be the time that a command takes to begin.
         rate = f" ({output.rate(self.published, seconds)})" if self.published >= _RATE_FROM else ""
-        output.line(f"published {self.published:,} message(s) to {self.queue} in {output.age(seconds)}{rate}{extra}")
+        # Otherwise nobody would see that the quotes of a JSON text are stored as well.
+        how = " as raw (each line as it stands)" if self.raw else ""
+        output.line(
+            f"published {self.published:,} message(s) to {self.queue}{how} in {output.age(seconds)}{rate}{extra}"
+        )
 
 
 def _send_all(

@@ -597,7 +597,9 @@ def test_publish_raw_lines(run: Run, url: str) -> None:
         queue = app.queue("raw", bytes)
         assert sorted(one.message for one in queue.main.peek()) == [b"{}", b"\xff\x00 x"]
         app.queue("json").publish(1)
-    assert run("publish", "raw", "-u", url, stdin=b"more\n").code == 0
+    more = run("publish", "raw", "-u", url, stdin=b'"more"\n')
+    assert more.out.startswith("published 1 message(s) to raw as raw (each line as it stands) in "), "quotes and all"
+    assert "as raw" not in run("publish", "json", "-u", url, stdin=b'"more"\n').out
     assert run("publish", "raw", "--type", "json", "-u", url, stdin=b"more\n").code == 1
     mismatch = run("publish", "json", "--type", "raw", "-u", url, stdin=b"x\n")
     assert mismatch.code == 2
