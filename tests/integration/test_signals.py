@@ -141,9 +141,10 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_hang_up_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under nohup."""
+    """As under nohup. SIGINT is heard, also by a job in the background of a shell without job control."""
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
     assert signal.SIGHUP not in stop_signals()
+    assert signal.SIGINT in stop_signals()
 
 
 @pytest.mark.parametrize("pool", POOLS)
