@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ignis-mq[spark]'")
 
 from ignis.errors import ConfigError, LockHeldError
 from ignis.spark.pipeline import load_description, parse_description
+from ignis.spark.pipeline.description import Description
 from ignis.spark.pipeline.files import File
 from ignis.spark.pipeline.runs import Runs
 from ignis.spark.pipeline.target import Target, resolve_target
 
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 WHOLE = """
 name = "orders"
 folder = "state"
@@ -252,3 +259,50 @@ def test_an_interpreter_without_pyarrow_is_named() -> None:
     said = done.stderr.splitlines()[-1]
     assert f"in {sys.executable}): {shlex.quote(sys.executable)} -m pip install 'ignis-mq[spark]'" in said
     assert "set PYSPARK_PYTHON" in said
+
+
+def keys(kind: Any, before: str = "") -> dict[str, tuple[str, set[str]]]:
+    """Every key of a table and of those in it -> its default as TOML, and what its range must name."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        inner, name = hints[field.name], f"{before}{field.name}"
+        if get_origin(inner) in (Union, UnionType) and len(get_args(inner)) == 2:  # or None
+            inner = get_args(inner)[0]
+        if name == "schema":
+            found |= keys(get_args(inner)[1], "schema.COLUMN.")
+        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            found |= keys(inner, f"{name}.")
+        else:
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            found[name] = (as_toml(default), set(bounds(inner)))
+    return found
+
+
+def bounds(kind: Any) -> Iterator[str]:
+    if get_origin(kind) is Literal:
+        yield from (f"`{one}`" for one in get_args(kind))
+    elif get_origin(kind) is tuple:
+        yield from bounds(get_args(kind)[0])
+    elif get_origin(kind) is Annotated:
+        for meta in get_args(kind)[1:]:
+            yield from (f"{one:,}" for one in (meta.ge, meta.le) if one is not None)
+
+
+def as_toml(value: Any) -> str:
+    if value is msgspec.NODEFAULT:
+        return "required"
+    if value is None:
+        return "none"
+    return f"`{json.dumps(value)}`"
+
+
+def test_the_page_has_every_key_with_its_default_and_range() -> None:
+    lines = PAGE.read_text("utf-8").split("\n### Keys\n")[1].split("\n### ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `")]
+    said = {row[0].strip("`"): row[1:] for row in rows}
+    wanted = keys(Description)
+    assert {key: cells[0] for key, cells in said.items()} == {key: default for key, (default, _) in wanted.items()}
+    for key, (_, parts) in wanted.items():
+        named = set(re.findall(r"`[^`]*`|\d[\d,]*\d|\d", said[key][1]))
+        assert parts <= named, (key, parts - named)
