@@ -281,11 +281,12 @@ class AppRunning:
             raise self._failure
 
     def _say_stopping(self) -> None:
+        # Which process, since those of a supervisor log to one place.
         if self._signalled:
-            log.info(event_text("stopping", "stopping; a second signal ends at once"))
+            log.info(event_text("stopping", "process %d: stopping; a second signal ends at once"), os.getpid())
         else:
             why = self._stop_why or "app.stop() was called"  # by another thread: nobody asked `run`
-            log.info(event_text("stopping", "%s: stopping"), why)
+            log.info(event_text("stopping", "process %d: %s: stopping"), os.getpid(), why)
 
     def request_stop(self, why: str = "") -> None:
         """Makes `run` return, from any thread or a handler. ``why``: for the log."""

@@ -75,7 +75,7 @@ def test_a_signal_drains(
     release(journal, "go")
     out, err = service.communicate(timeout=WAIT_S)
     assert (service.returncode, out) == (0, "stopped\n"), err
-    assert "stopping; a second signal ends at once" in err
+    assert f"process {service.pid}: stopping; a second signal ends at once" in err
     counts = journal.counts()
     done = [n for n in range(300) if counts[f"end {n}"]]
     assert {0, 1} <= set(done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -270,7 +271,7 @@ def test_run_ends_when_another_thread_stops_the_application(
     getattr(memory_app, how)()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    assert "app.stop() was called: stopping" in caplog.text
+    assert f"process {os.getpid()}: app.stop() was called: stopping" in caplog.text
 
 
 @pytest.mark.parametrize(
