@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -132,7 +133,8 @@ class ProcessWorker(Worker):
             self.process = child.launch(spec)
         except OSError as exc:
             self.close()
-            raise WorkerStartError(pool.spec.name, pool.spec.queue, f"no process: {exc.strerror}") from exc
+            limit = " (ulimit -n)" if exc.errno in (errno.EMFILE, errno.ENFILE) else ""
+            raise WorkerStartError(pool.spec.name, pool.spec.queue, f"no process: {exc.strerror}{limit}") from exc
         self.thread = threading.Thread(target=self._hear, name=self.name, daemon=True)
         start_thread(self.thread)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.pools import child
 from ignis.consumer.pools import process as process_module
 from ignis.errors import WorkerStartError
 from ignis.log_format import JsonFormatter
@@ -450,3 +452,15 @@ def test_a_module_that_cannot_be_imported_fails_the_start(
     with pytest.raises(WorkerStartError, match="no_such_module"):
         app.start()
     assert (queue.main.pending(), queue.main.in_flight()) == (1, 0)
+
+
+def test_without_a_descriptor_the_start_names_the_limit(
+    app: ignis.Ignis, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(spec: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    jobs.register(app, "jobs", "process")
+    monkeypatch.setattr(child, "launch", none_left)
+    with pytest.raises(WorkerStartError, match=r"Too many open files \(ulimit -n\)"):
+        app.start()
