@@ -540,3 +540,15 @@ int ign_region_check_size(ign_region *region)
     atomic_store_explicit(&region->guard->poisoned, true, memory_order_release);
     return IGN_E_TRUNCATED;
 }
+
+ign_naming ign_region_naming(const ign_region *region, const char *path)
+{
+    struct stat own, found;
+    if (ign_region_check(region) != IGN_OK || region->fd < 0 || fstat(region->fd, &own) != 0)
+        return IGN_NAMED;
+    if (own.st_nlink == 0)
+        return IGN_UNNAMED;
+    if (lstat(path, &found) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? IGN_RENAMED : IGN_NAMED;
+    return found.st_dev == own.st_dev && found.st_ino == own.st_ino ? IGN_NAMED : IGN_RENAMED;
+}

@@ -49,6 +49,10 @@ typedef enum ign_role { IGN_PRODUCER = 0, IGN_CONSUMER = 1 } ign_role;
 
 enum { IGN_OWNER_NEVER = 0, IGN_OWNER_ATTACHED = 1, IGN_OWNER_DETACHED = 2 };
 
+/* What became of the name of a region's file: it leads there, the file has another one (it or a directory above it was moved,
+ * or something hides it), or it has none any more and is gone with its last mapping. */
+typedef enum ign_naming { IGN_NAMED = 0, IGN_RENAMED = 1, IGN_UNNAMED = 2 } ign_naming;
+
 typedef struct ign_owner {
     alignas(IGN_LINE_BYTES) _Atomic uint32_t state;
     _Atomic uint32_t pid;
@@ -150,6 +154,8 @@ int ign_region_owner_state(ign_region *region, ign_role role);
 int ign_region_check(const ign_region *region);
 /* With a system call, between waits: also notices a file that shrank though nobody touched the lost part. */
 int ign_region_check_size(ign_region *region);
+/* With two system calls: whether `path` leads to the region's file. What cannot be seen counts as named. */
+ign_naming ign_region_naming(const ign_region *region, const char *path);
 
 static inline void *ign_region_at(const ign_region *region, uint64_t offset)
 {

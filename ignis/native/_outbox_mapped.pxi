@@ -27,7 +27,7 @@ cdef class MappedOutbox(SendRing):
         cdef ign_region_config config
         cdef bytes encoded
         cdef int rc
-        self._hooks = [None, None, None]
+        self._hooks = [None, None, None, None, None]
         self._describe(&config, capacity, max_message_bytes, size_classes)
         if not 0 <= bytering_bytes <= <int>IGN_BYTERING_MAX_BYTES or not ign_bytering_size_valid(bytering_bytes):
             raise ValueError(f"bytering_bytes must be 0 or a power of two from 2048, got {bytering_bytes}")
@@ -42,7 +42,7 @@ cdef class MappedOutbox(SendRing):
         rc = ign_board_open(&self._bell, encoded, 1)
         if rc != IGN_OK:
             raise_code(rc, str(bell))
-        encoded = path_bytes(path)
+        self._file = encoded = path_bytes(path)
         rc = ign_channel_create(self._channel, encoded, &config, IGN_PRODUCER)
         if rc != IGN_OK:
             raise_code(rc, f"outbox with capacity={capacity}, size_classes={size_classes}, path={path}")
@@ -50,6 +50,9 @@ cdef class MappedOutbox(SendRing):
             ign_channel_set_small(self._channel, small_message_bytes)
         self._small = small_message_bytes
         self.path = path
+        self._looked_us = now_us()
+        self._look_us = LOOK_US
+        self._looked_ns = ign_now_ns()
         ign_event_advance(self._bell.events)  # there is a new file to be found
         self._opened()
 
@@ -83,6 +86,37 @@ cdef class MappedOutbox(SendRing):
     def on_refusal(self, fn):
         self._hooks[2] = fn
 
+    @property
+    def on_loss(self):
+        """Called once the file is lost, see `lost`: with the number of messages that were in it, whether it was moved, i.e. has
+        another name, and whether anybody had ever taken messages from it. Returns the error of their receipts and of later
+        calls; None: it was refused after all."""
+        return self._hooks[3]
+
+    @on_loss.setter
+    def on_loss(self, fn):
+        self._hooks[3] = fn
+
+    @property
+    def on_late_send(self):
+        """Called with the arguments of a `send` that comes once the file is lost; its receipt is the call's."""
+        return self._hooks[4]
+
+    @on_late_send.setter
+    def on_late_send(self, fn):
+        self._hooks[4] = fn
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file is not at its path any more, with nobody who takes what is in it. Nothing can be sent then."""
+        return self._lost != IGN_NAMED
+
+    def look(self) -> bool:
+        """Looks whether the file is at its path still, and says whether it is `lost`. All others look by themselves, now and then."""
+        if not self._closing and ign_region_check(&self._channel.region) == IGN_OK:
+            self._look()
+        return self._lost != IGN_NAMED
+
     cdef int _note_waiter(self) except -1:
         if self._hooks[0] is not None:
             self._hooks[0]()
@@ -93,6 +127,16 @@ cdef class MappedOutbox(SendRing):
 
     cdef object _refused(self):
         """The error that a consumer's refusal of this outbox means to its users."""
+        if self._refusal is None and self._lost != IGN_NAMED:
+            error = None
+            if self._hooks[3] is not None:
+                error = self._hooks[3](self._lost_count, self._lost == IGN_RENAMED, self._had_taker)
+                if error is None:
+                    self._lost = IGN_NAMED
+            else:
+                error = _errors.ClosedError(f"outbox {self.path}: its file is not there any more")
+            if self._refusal is None:
+                self._refusal = error
         if self._refusal is None:
             if self._hooks[2] is not None:
                 self._refusal = self._hooks[2]()
@@ -100,7 +144,60 @@ cdef class MappedOutbox(SendRing):
                 self._refusal = _errors.ClosedError(f"outbox {self.path}: refused by the process that empties it")
         return self._refusal
 
+    # -- the file's name
+
+    cdef int _look(self) noexcept:
+        """Finds out whether the file is lost: it has lost its name, and nobody lives who takes what is in it.
+
+        One that lives has the file mapped and goes on, whatever the name. Only where it has taken everything and the file is
+        removed the file is given up: once it ends nobody could find the next message. The note makes all later calls see it, as a
+        refusal. Runs no Python code.
+        """
+        cdef int naming, taker
+        cdef uint64_t pos
+        self._looked_ns = ign_now_ns()
+        if ign_region_check(&self._channel.region) != IGN_OK:
+            return 0
+        if ign_region_get_note(&self._channel.region, IGN_NOTE_REFUSED) != 0:
+            return 0
+        naming = ign_region_naming(&self._channel.region, self._file)
+        if naming == IGN_NAMED:
+            return 0
+        taker = ign_region_owner_state(&self._channel.region, IGN_CONSUMER)
+        pos = ign_channel_read_pos(self._channel)  # behind that: what it took before it ended is seen
+        if taker == IGN_OK and (naming == IGN_RENAMED or pos < self._sent):
+            return 0
+        self._lost = naming
+        self._lost_count = self._sent - pos if pos < self._sent else 0
+        self._had_taker = taker != IGN_EMPTY
+        ign_region_set_note(&self._channel.region, IGN_NOTE_REFUSED, 1)
+        return 0
+
+    cdef int _look_at_times(self) noexcept:
+        """For whoever waits: a look every 100 ms."""
+        if ign_now_ns() - self._looked_ns >= <uint64_t>LOOK_NS:
+            self._look()
+        return 0
+
+    cdef int _look_again(self, uint64_t now) except -1:
+        self._looked_us = now
+        self._look()
+        return self._check()
+
+    cdef int _no_room(self) except -1:
+        self._look_at_times()
+        return self._check()
+
     # -- sending
+
+    def send(self, bytes body not None, int shard, int flags, bytes key=b"", bytes meta=b"", timeout=30.0):
+        """Encodes one message into the ring, see `SendRing.send`. Once the file is `lost`, ``on_late_send`` is called instead."""
+        try:
+            return self._send(body, shard, flags, key, meta, timeout, NO_TIME, NO_TIME)
+        except _errors.IgnisError:
+            if self._lost == IGN_NAMED or self._hooks[4] is None:
+                raise
+        return self._hooks[4](body, shard, flags, key, meta, timeout)
 
     cdef int _check(self) except -1:
         SendRing._check(self)
@@ -132,6 +229,8 @@ cdef class MappedOutbox(SendRing):
         cdef uint64_t pos
         if ign_region_check(&self._channel.region) != IGN_OK:
             return 0
+        if self._settled < self._sent:
+            self._look_at_times()  # first: what was taken before the file was lost is seen below
         pos = ign_channel_read_pos(self._channel)
         if pos > self._sent:
             raise_code(IGN_E_CORRUPT, f"outbox {self.path}")

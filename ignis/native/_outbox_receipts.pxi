@@ -181,6 +181,10 @@ cdef class ReceiptBook:
         self._refresh()
         return self._failed
 
+    def error_of(self, uint64_t sequence):
+        """The error of message number ``sequence``; None: it is durable, or not accounted for."""
+        return self._error_of(sequence)
+
     @property
     def first_error(self):
         """The error of the first refused message, or None."""

@@ -43,6 +43,7 @@ cdef class SendRing(ReceiptBook):
 
     @cython.final
     cdef int _allocate(self) except -1:
+        self._look_us = NO_TIME
         self._channel = <ign_channel *>aligned_alloc(128, sizeof(ign_channel))
         if self._channel == NULL:
             raise MemoryError("outbox")
@@ -68,6 +69,15 @@ cdef class SendRing(ReceiptBook):
 
     cdef int _published(self) except -1:
         """A message is in the ring."""
+        return 0
+
+    cdef int _look_again(self, uint64_t now) except -1:
+        """For a sender, every ``_look_us`` by the wall clock, with a place in the ring: runs no Python code unless it raises."""
+        self._looked_us = now
+        return 0
+
+    cdef int _no_room(self) except -1:
+        """A sender finds no room. Raises where there will be none any more."""
         return 0
 
     cdef int _wait_room(self, uint64_t seen, uint64_t left, bint spin, bint slots) except? -999:
@@ -116,6 +126,8 @@ cdef class SendRing(ReceiptBook):
             raise ValueError(f"shard must be 0..65535 and flags 0..255, got {shard} and {flags}")
         self._reserve(record_bytes(key_len, meta_len, body_len), left, &ref, &at)
         now = now_us()
+        if now - self._looked_us > self._look_us:
+            self._look_again(now)
         next_id(now, receipt._id)
         encode_into(
             at, <uint8_t>flags, receipt._id, now,
@@ -181,6 +193,7 @@ cdef class SendRing(ReceiptBook):
             rc = ign_channel_reserve(self._channel, size, ref, at)
             if rc != IGN_FULL:
                 return rc
+            self._no_room()
             if left == 0:
                 raise _errors.ChannelFullError(no_room(size, "", self._sent - self._settled))
             if now >= until:

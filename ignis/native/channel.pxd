@@ -24,6 +24,10 @@ cdef extern from "ignis_channel.h" nogil:
     ctypedef struct ign_region_header:
         pass
 
+    ctypedef enum ign_naming:
+        IGN_NAMED
+        IGN_RENAMED
+        IGN_UNNAMED
     ctypedef struct ign_region_config:
         uint32_t ring_capacity
         uint64_t max_message_bytes
@@ -60,6 +64,7 @@ cdef extern from "ignis_channel.h" nogil:
     uint64_t ign_region_get_note(ign_region *region, uint32_t index)
     const uint8_t *ign_region_label(const ign_region *region)
     int ign_region_check_size(ign_region *region)
+    ign_naming ign_region_naming(const ign_region *region, const char *path)
 
     ctypedef struct ign_message:
         const uint8_t *bytes

@@ -51,6 +51,8 @@ cdef class SendRing(ReceiptBook):
     cdef uint64_t _max_body
     cdef size_t _small          # up to this size messages lie in the byte ring and nowhere else
     cdef bint _closing
+    cdef uint64_t _looked_us    # when `_look_again` was called last, by the wall clock
+    cdef uint64_t _look_us      # how often a sender calls it; 2**64-1: never
     cdef Times *_times          # of the message at each place of the ring; NULL: they have none
 
     cdef int _describe(
@@ -59,6 +61,8 @@ cdef class SendRing(ReceiptBook):
     cdef int _opened(self) except -1
     cdef int _check(self) except -1
     cdef int _published(self) except -1
+    cdef int _look_again(self, uint64_t now) except -1
+    cdef int _no_room(self) except -1
     cdef int _wait_room(self, uint64_t seen, uint64_t left, bint spin, bint slots) except? -999
     cdef int _reserve(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except -1
     cdef int _reserve_slow(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except? -999
@@ -92,9 +96,16 @@ cdef class MappedOutbox(SendRing):
     cdef int _inside            # threads inside the C core without the GIL; none of them runs Python code meanwhile
     cdef object _refusal
     cdef readonly object path
-    cdef list _hooks            # on_waiter, on_timeout, on_refusal: in a list that the collector can empty
+    cdef bytes _file            # the path for C
+    cdef uint64_t _looked_ns    # when the file's name was looked at last
+    cdef int _lost              # an ign_naming: not IGN_NAMED once nobody takes what is in a file that is not in its place
+    cdef uint64_t _lost_count   # messages that were in it and not taken
+    cdef bint _had_taker        # whether anybody ever took messages from it
+    cdef list _hooks            # on_waiter, on_timeout, on_refusal, on_loss, on_late_send: in a list that the collector can empty
 
     cdef object _refused(self)
+    cdef int _look(self) noexcept
+    cdef int _look_at_times(self) noexcept
     cdef int _wait_progress(self, uint64_t seen, uint64_t left, bint slots) except? -999
     cdef bint _watch(self, uint64_t until) except -1
 

@@ -25,12 +25,13 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from ignis.native.channel cimport (
-    IGN_BYTERING_MAX_BYTES, IGN_BYTERING_SLOT, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
+    IGN_BYTERING_MAX_BYTES, IGN_BYTERING_SLOT, IGN_CONSUMER, IGN_NAMED, IGN_NOTE_REFUSED, IGN_PRODUCER, IGN_RENAMED,
+    ign_bytering_size_valid, ign_channel_advance,
     ign_channel_close, ign_channel_collect, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
     ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish, ign_channel_read_pos,
     ign_channel_reserve, ign_channel_set_small, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
     ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_config, ign_region_config_default,
-    ign_region_get_note,
+    ign_region_get_note, ign_region_naming, ign_region_owner_state, ign_region_set_note,
 )
 from ignis.native.record cimport (
     BatchBuilder, PackedBatch, builder_abort, builder_add, builder_close, builder_open, encode_into, next_id, now_us,
@@ -67,6 +68,8 @@ cdef extern from "Python.h":
 cdef enum:
     MOST_DELAY_S = 3600000000   # beyond that nanoseconds have no room
     CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
+    LOOK_NS = 100000000     # between two looks at the name of a mapped outbox's file, while something waits
+    LOOK_US = 250000        # the same for who sends, by the clock that the message's id has read
     # What an envelope may add to a body: fixed part, the longest key, the longest headers, and beside them in the meta map
     # a deadline and a due time, of about 20 bytes each.
     ENVELOPE_BYTES = 36 + 65535 + 65536 + 64
