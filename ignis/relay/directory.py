@@ -55,8 +55,15 @@ class RelayDirectory:
         self.bell = self.path / "bell"
         self._lock = self.path / "relay.lock"
         self._state = self.path / "relay.json"
+        self.make()
+
+    def make(self) -> bool:
+        """Makes what is missing, and checks what is there: it may have been removed since, and another be in its place. Returns
+        whether there was no directory. Raises as the constructor."""
+        missing = not os.path.lexists(self.path)
         for one in (self.path, self.channels, self.aside):
             make_private(one, "relay directory")
+        return missing
 
     # -- the relay's lock
 
@@ -113,10 +120,14 @@ class RelayDirectory:
     # -- channels
 
     def channel_files(self) -> list[Path]:
-        """The channels there are, oldest name first; removes what half-made files dead producers left."""
+        """The channels there are, oldest name first; none where the directory is gone. Removes what half-made files dead
+        producers left."""
         found = []
         with store_errors(f"relay directory {self.path}"):
-            entries = list(os.scandir(self.channels))
+            try:
+                entries = list(os.scandir(self.channels))
+            except FileNotFoundError:
+                return []
         for entry in entries:
             if entry.name.endswith(CHANNEL_SUFFIX):
                 found.append(Path(entry.path))
@@ -140,6 +151,10 @@ class RelayDirectory:
         target = self.aside / channel.name
         channel.replace(target)
         return target
+
+    def was_set_aside(self, channel: Path) -> bool:
+        """Whether a relay has refused the channel of this name."""
+        return os.path.lexists(self.aside / channel.name)
 
     def refusal_of(self, channel: Path) -> str:
         """The reason for which a channel was refused, or a word that there is none."""

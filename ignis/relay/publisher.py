@@ -19,6 +19,7 @@ from ignis.native import ANY_SHARD, MappedOutbox, Receipt, shard_for_key
 from ignis.process_hooks import on_fork
 from ignis.publisher import forget_publisher, why_of
 from ignis.relay.due_times import with_due
+from ignis.relay.lost_channel import give_up
 from ignis.stacks import start_thread
 from ignis.two_rings import TwoRingPublisher
 
@@ -48,8 +49,9 @@ class Channels(Protocol):
     def due_ms(self, delay: Any, at: Any) -> int:
         """When a message is due, by the wall clock. Raises ConfigError."""
 
-    def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
-        """The error for a wait that took too long: RelayAbsentError where no relay runs. ``sent``: it is in the channel."""
+    def timed_out(self, what: str, sent: bool = False, channel: Any = None) -> WaitTimeoutError:
+        """The error for a wait that took too long: RelayAbsentError where no relay runs. ``sent``: it is in the channel, whose
+        path is ``channel``."""
 
 
 class RelayPublisher(TwoRingPublisher[M]):
@@ -62,12 +64,18 @@ class RelayPublisher(TwoRingPublisher[M]):
     * There is no flusher thread. A thread that completes receipts exists only while somebody awaits one.
     * Usable after ``fork``: the child makes a channel of its own with its first message.
     * Delayed messages have a channel of their own, which the first of them makes.
+    * A channel that is removed or moved, with its directory perhaps, is replaced by the next message. The receipts of what was in
+      it and not taken raise StoreUnreachableError.
     """
 
     tells_stored = False
     _second: _DelayedPublisher[M] | None = None
     _delays = False
     """Whether its channel is that of delayed messages."""
+    _sent_before = 0
+    """Messages in channels that were lost, all accounted for; and how many of them failed, and why the first did."""
+    _failed_before = 0
+    _error_before: BaseException | None = None
 
     def __init__(self, magazine: Magazine[M], settings: PublisherSettings, channels: Channels) -> None:
         self._channels = channels
@@ -82,6 +90,15 @@ class RelayPublisher(TwoRingPublisher[M]):
             self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity, delayed=self._delays
         )
         ReceiptWatcher(outbox)
+        anew = weakref.WeakMethod(self._send_anew)
+
+        def send_late(*arguments: Any) -> Receipt:
+            send = anew()
+            if send is None:
+                raise ClosedError("the publisher is gone")
+            return send(*arguments)
+
+        outbox.on_late_send = send_late
         return outbox
 
     def _start_flusher(self) -> None:
@@ -120,7 +137,21 @@ class RelayPublisher(TwoRingPublisher[M]):
     def timed_out(self, receipt: Receipt) -> WaitTimeoutError:
         """Says whether a relay was there to wait for: see RelayAbsentError."""
         text = f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s"
-        return self._channels.timed_out(text, sent=True)
+        return self._channels.timed_out(text, sent=True, channel=self._channel.path)
+
+    @property
+    def _channel(self) -> MappedOutbox:
+        """The outbox that it has at this moment."""
+        assert isinstance(self._outbox, MappedOutbox)
+        return self._outbox
+
+    @property
+    def sent(self) -> int:
+        return super().sent + self._sent_before
+
+    @property
+    def failed(self) -> int:
+        return super().failed + self._failed_before
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything is stored, then gives the channel up. Idempotent.
@@ -128,7 +159,7 @@ class RelayPublisher(TwoRingPublisher[M]):
         The channel is given up in any case: what is still in it the relay stores later, and the file goes then.
 
         Raises:
-            PublishError: the relay refused the channel.
+            PublishError: the relay refused the channel, or one was removed with messages in it.
             WaitTimeoutError: not everything was stored in time; RelayAbsentError: because no relay runs.
         """
         if self._closing:
@@ -157,13 +188,15 @@ class RelayPublisher(TwoRingPublisher[M]):
         except ForkedHandleError:
             return  # the parent's channel, which is not ours to close
         finally:
-            failed, first = outbox.failed, outbox.first_error
+            failed, first = outbox.failed + self._failed_before, self._error_before or outbox.first_error
             outbox.close()
         if failed:
             raise PublishError(failed, why_of(first)) from first
 
     def begin_in_child(self) -> None:
         """After ``fork``: the channel is the parent's. The first message of the child opens another."""
+        self._sent_before = self._failed_before = 0
+        self._error_before = None
         if not self._closing:
             self._put = self._open_and_put
 
@@ -172,6 +205,25 @@ class RelayPublisher(TwoRingPublisher[M]):
             if self._put == self._open_and_put:
                 self._outbox = self._open_outbox()
                 self._put = self._outbox.send
+        return self._put(*args)
+
+    def _send_anew(self, *args: Any) -> Receipt:
+        """`send` that finds its channel lost: through a new one."""
+        found = self._channel  # perhaps another thread's new one already
+        if found.lost:
+            found.wait_settled(found.sent, 0)  # its receipts fail: callbacks run here, and not under the lock
+        with self._channels.opening:
+            lost = self._channel
+            if self._closing:
+                self._refuse()
+            if lost.lost:
+                self._outbox = outbox = self._open_outbox()
+                self._put = outbox.send
+                self._sent_before += lost.sent
+                self._failed_before += lost.failed
+                self._error_before = self._error_before or lost.first_error
+        if lost is not self._outbox:
+            give_up(lost)
         return self._put(*args)
 
 

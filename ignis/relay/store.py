@@ -15,6 +15,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
 
@@ -37,6 +38,7 @@ from ignis.process_hooks import on_fork
 from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
 from ignis.relay.due_times import with_due
+from ignis.relay.lost_channel import Loss, give_up
 from ignis.relay.publish_only import NoArrays, NoLocks, NoReading, refuse
 from ignis.relay.publisher import RelayPublisher
 from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
@@ -92,13 +94,8 @@ class RelayStore(Store):
     def __init__(self, path: str, settings: RelaySettings, *, client_id: str = "ignis", farm_id: str = "local") -> None:
         made = not os.path.lexists(path)
         self.directory = RelayDirectory(path)
-        if made:  # it may be a misspelt one, and a publish says so only when it has waited
-            log.warning(
-                event_text(
-                    "relay_directory_made", "relay directory %s was not there and is made; no relay runs on it yet"
-                ),
-                self.directory.path,
-            )
+        if made:
+            self._say_made()
         self.settings = settings
         self.client_id = client_id
         self.farm_id = farm_id
@@ -120,6 +117,13 @@ class RelayStore(Store):
         on_fork(in_child=_in_child)
         _stores.add(self)
 
+    def _say_made(self) -> None:
+        """The path may be misspelt, and a publish says so only when it has waited."""
+        log.warning(
+            event_text("relay_directory_made", "relay directory %s was not there and is made; no relay runs on it yet"),
+            self.directory.path,
+        )
+
     # -- channels
 
     def new_outbox(self, queue: str, max_message_bytes: int, capacity: int, *, delayed: bool = False) -> MappedOutbox:
@@ -127,7 +131,9 @@ class RelayStore(Store):
         envelope, see `ignis.relay.due_times`.
 
         Raises:
-            PublishOnlyError: not the main magazine of a queue. RegionIOError: no room for the file (ENOSPC).
+            PublishOnlyError: not the main magazine of a queue. RegionIOError: no room for the file (ENOSPC). ConfigError,
+            StoreUnreachableError: the directory was removed meanwhile, and what is there now is not private, or it cannot be
+            made.
         """
         if self._closed:
             raise ClosedError(f"{self.url} is closed")
@@ -142,6 +148,8 @@ class RelayStore(Store):
             self.farm_id,
             settings_of(record, self.queues.chosen_of(queue)),
         )
+        if self.directory.make():
+            self._say_made()
         name = f"{queue}.{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
         path = self.directory.channels / name
         capacity = min(self.settings.capacity, 1 << (capacity.bit_length() - 1))
@@ -165,8 +173,9 @@ class RelayStore(Store):
                 f"{self.settings.bytes_per_message} bytes each (relay.bytes_per_message)"
             )
             raise RegionIOError(exc.errno, text, str(self.directory.path)) from exc
-        outbox.on_timeout = self._waited
+        outbox.on_timeout = lambda what: self.timed_out(what, _IN_CHANNEL in what, path)
         outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
+        outbox.on_loss = Loss(self.directory, path)
         return outbox
 
     def check_delays(self) -> None:
@@ -187,20 +196,21 @@ class RelayStore(Store):
     def _lives(self, state: dict[str, Any]) -> bool:
         return process_alive(_number(state.get("pid")), _number(state.get("start_time")))
 
-    def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
+    def timed_out(self, what: str, sent: bool = False, channel: Path | None = None) -> WaitTimeoutError:
         """The error for a wait that ran out: it says whether a relay was there to wait for. ``sent``: the message is in the
-        channel, and is stored in the end; so nobody is to publish it again."""
-        if sent:
+        channel, and is stored in the end; so nobody is to publish it again. ``channel``: its file, as far as that is known."""
+        if sent and channel is not None and not os.path.lexists(channel):
+            what += (
+                f"; the channel {channel} was removed or moved, and only the relay that has it open stores what was sent: "
+                "published again, it may be stored twice"
+            )
+        elif sent:
             what += "; what was sent stays in the channel and is stored by a relay later: published again, it is stored twice"
         if not self.directory.relay_present():
             return RelayAbsentError(str(self.directory.path), what, sent)
         error = WaitTimeoutError(f"{what}; a relay runs on {self.directory.path} and has not taken it")
         error.retryable = not sent
         return error
-
-    def _waited(self, what: str) -> WaitTimeoutError:
-        """The same for a wait of a channel's own: for room, or for what is in it."""
-        return self.timed_out(what, _IN_CHANNEL in what)
 
     def open_publisher(self, magazine: Magazine[Any], settings: PublisherSettings) -> RelayPublisher[Any]:
         """A publisher whose messages lie in the channel's file from the moment that `send` returns."""
@@ -320,7 +330,8 @@ class RelayMagazines(NoReading):
 
         Raises:
             WaitTimeoutError, RelayAbsentError: not stored in ``relay.timeout_s``. What was sent stays in the channel and is
-            stored later; then the error is not ``retryable``. RelayRefusedError.
+            stored later; then the error is not ``retryable``. RelayRefusedError. StoreUnreachableError: the channel was removed
+            or moved meanwhile, see `Loss`.
         """
         self._send(magazine, [record for _, batch in batches for record in batch.records()], delayed=False)
         return [0] * len(batches)
@@ -347,6 +358,8 @@ class RelayMagazines(NoReading):
     def _send(self, magazine: str, records: Sequence[bytes], *, delayed: bool) -> None:
         timeout_s = self._store.settings.timeout_s
         outbox = self._outbox(magazine, max(map(len, records)), delayed)
+        if outbox.look():
+            outbox = self._outbox(magazine, max(map(len, records)), delayed)
         last = 0
         for number, record in enumerate(records):
             try:
@@ -359,8 +372,9 @@ class RelayMagazines(NoReading):
                 )
                 raise self._store.timed_out(f"{rest}, the others were sent", sent=True) from exc
         outbox.wait_settled(last, timeout_s)
-        if outbox.first_error is not None:
-            raise outbox.first_error
+        error = outbox.error_of(last)  # a channel that fails fails to its end
+        if error is not None:
+            raise error
 
     def names(self) -> list[str]:
         return [record.name for record in self._store.queues.list()]
@@ -369,14 +383,17 @@ class RelayMagazines(NoReading):
         """One for messages of up to 1 MiB, and one more for each power of two above that, should such a message come."""
         limit = max(_USUAL_BYTES, 1 << (record_bytes - 1).bit_length())
         found = self._outboxes.get((magazine, limit, delayed))
-        if found is not None:
+        if found is not None and not found.lost:
             return found
         with self._lock:
-            found = self._outboxes.get((magazine, limit, delayed))
-            if found is None:
-                found = self._store.new_outbox(magazine, limit, self._store.settings.capacity, delayed=delayed)
-                self._outboxes[magazine, limit, delayed] = found
-            return found
+            lost = self._outboxes.get((magazine, limit, delayed))
+            if lost is not None and not lost.lost:
+                return lost
+            found = self._store.new_outbox(magazine, limit, self._store.settings.capacity, delayed=delayed)
+            self._outboxes[magazine, limit, delayed] = found
+        if lost is not None:
+            give_up(lost)
+        return found
 
     def close(self) -> None:
         with self._lock:

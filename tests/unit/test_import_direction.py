@@ -201,6 +201,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.relay": (
         "ages channel_label directory due_times publish_only",
+        "lost_channel",
         "publisher",
         "channel_reader store",
         "channel_registry forwarder",
