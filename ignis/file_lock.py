@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ignis.private_files import open_private
 
-__all__ = ["FileLock", "is_locked"]
+__all__ = ["FileLock", "identity_of", "is_locked"]
 
 _TRIES = 100
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,10 +57,7 @@ class FileLock:
     @property
     def valid(self) -> bool:
         """Whether the name still stands for the locked file. Costs one look at the file system."""
-        try:
-            return _identity(os.stat(self.path, follow_symlinks=False)) == self._identity
-        except OSError:
-            return False
+        return identity_of(self.path) == self._identity
 
     def write(self, text: str) -> None:
         """Replaces what the file says: who holds it, for people. Raises OSError."""
@@ -80,6 +77,14 @@ class FileLock:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def identity_of(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Which file has this name; None: none, or it cannot be seen."""
+    try:
+        return _identity(os.stat(path, follow_symlinks=False))
+    except OSError:
+        return None
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:

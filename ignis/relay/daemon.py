@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from ignis.errors import (
     ConfigError,
     ForkedHandleError,
     IgnisError,
+    LockHeldError,
     NativeError,
     QueueNotFoundError,
     RegionIOError,
@@ -29,7 +31,7 @@ from ignis.errors import (
     StoreFailedError,
     UnreadableMessageError,
 )
-from ignis.file_lock import FileLock
+from ignis.file_lock import FileLock, identity_of
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.native import Bell, process_start_time
@@ -84,6 +86,7 @@ class Relay:
         self.settings = resolve(RelaySettings, settings, app.file)
         self.roster = Roster(self.directory, app, self.settings.max_channels)
         self._bell: Bell | None = None
+        self._bell_identity: tuple[int, int] | None = None
         self._lock: FileLock
         self._stopping = False
         self._running = False
@@ -110,7 +113,8 @@ class Relay:
 
         Raises:
             LockHeldError: another relay runs on the directory. StoreUnreachableError, StoreFormatError: no store.
-        LockHeldError later: the lock's file was deleted or replaced, and another relay has begun meanwhile.
+        LockHeldError later: the lock's file was deleted or replaced, and another relay has begun meanwhile. What lay in the
+        channels of this one is stored.
         """
         if str(self.app.url).startswith("relay:"):
             raise ConfigError(
@@ -124,13 +128,17 @@ class Relay:
             self._carrier = Carrier(_PARALLEL_LOADS)
             self._running = True
             log.info(event_text("relay_started", "relaying %s to %s"), self.directory.path, redacted(self.app.url))
-            while not self._stopping:
-                if not self._turn():
-                    self._rest()
-            self._scan()
-            until = time.monotonic() + self.settings.stop_timeout_s
-            while self._turn() and time.monotonic() < until:
-                pass
+            try:
+                while not self._stopping:
+                    if not self._turn():
+                        self._rest()
+                self._scan()
+            except LockHeldError:
+                # The other relay does not see our channels where their directory was replaced.
+                self._next_scan = self._next_catalogue = math.inf
+                self._drain()
+                raise
+            self._drain()
         finally:
             self._running = False
             if not self._carrier.close(self.settings.stop_timeout_s):
@@ -145,6 +153,12 @@ class Relay:
                 self._bell.close()
             self._lock.close()
             log.info(event_text("relay_stopped", "relay stopped after %d messages"), self._figures["messages"])
+
+    def _drain(self) -> None:
+        """Stores what lies in the channels, as far as ``relay.stop_timeout_s`` lasts."""
+        until = time.monotonic() + self.settings.stop_timeout_s
+        while self._turn() and time.monotonic() < until:
+            pass
 
     def request_stop(self) -> None:
         """Makes `run` return."""
@@ -169,6 +183,11 @@ class Relay:
         return {**self._figures, **self.roster.figures, "channels": len(self.roster), "failing": self._failing}
 
     def _open_bell(self) -> Bell:
+        bell = self._bell_there()
+        self._bell_identity = identity_of(self.directory.bell)
+        return bell
+
+    def _bell_there(self) -> Bell:
         try:
             return Bell(self.directory.bell)
         except RegionIOError:
@@ -201,17 +220,22 @@ class Relay:
 
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self.settings.scan_s
-        self._keep_the_lock()
+        self._keep_the_directory()
         self.roster.scan()
 
-    def _keep_the_lock(self) -> None:
+    def _keep_the_directory(self) -> None:
         """The lock of a file without its name keeps no other relay away, and no producer sees it. What is in a channel is
-        safe meanwhile: it belongs to the relay that has taken it up."""
-        if self._lock.valid:
+        safe meanwhile: it belongs to the relay that has taken it up, whatever became of the channel's name.
+
+        A directory that was removed or moved is made anew: producers whose channels went with it look there for us."""
+        if self._lock.valid and self.directory.whole:
             return
         try:
+            self.directory.make()
+            if self._lock.valid:
+                return
             found = self.directory.lock(0)
-        except StoreError as exc:
+        except (StoreError, ConfigError) as exc:
             self._said.warning(
                 event_text("relay_directory_gone", "%s is gone and cannot be made: %s"), self._lock.path, exc
             )
@@ -221,6 +245,23 @@ class Relay:
         )
         self._lock.close()
         self._lock = found
+        self._next_catalogue = 0.0  # producers read it there
+        self._renew_bell()
+
+    def _renew_bell(self) -> None:
+        """Producers ring the bell that they find in the directory. Those that have the one before are found by the scan."""
+        assert self._bell is not None
+        if identity_of(self.directory.bell) == self._bell_identity:
+            return
+        try:
+            bell = self._open_bell()
+        except NativeError as exc:
+            self._said.warning(
+                event_text("relay_not_woken", "cannot be woken, looking every %g s: %s"), self.settings.scan_s, exc
+            )
+            return
+        before, self._bell = self._bell, bell
+        before.close()
 
     # -- messages
 
@@ -397,6 +438,8 @@ class Relay:
 
     def _write_state(self) -> None:
         self._next_catalogue = time.monotonic() + self.settings.catalogue_s
+        if not self._lock.valid:
+            return  # the words there are another relay's; the scan takes the lock anew
         try:
             queues = {
                 record.name: {**settings_of(record), "codec": record.codec} for record in self.app.store.queues.list()

@@ -65,6 +65,11 @@ class RelayDirectory:
             make_private(one, "relay directory")
         return missing
 
+    @property
+    def whole(self) -> bool:
+        """Whether its parts are there."""
+        return self.channels.is_dir() and self.aside.is_dir()
+
     # -- the relay's lock
 
     def lock(self, timeout_s: float = _LOCK_TRIES_S) -> FileLock:

@@ -1,8 +1,9 @@
-"""The relay's directory, or only its channels, is removed, replaced or moved while producers live."""
+"""The relay's directory, or only its channels, is removed, replaced or moved while producers or the relay live."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ import pytest
 import ignis
 from ignis import errors
 from ignis.native import Intake
+from ignis.relay import Relay
+from ignis.relay.directory import RelayDirectory
 from tests.support import WAIT_S, eventually
 from tests.support.relay import Place, place, stop
 
@@ -245,3 +248,59 @@ def test_the_place_of_a_removed_directory_must_be_private(here: Place, queue: ig
 
     eventually(refused)
     assert not here.channels
+
+
+@pytest.mark.parametrize("remove", [remove_all, remove_channels, replace_all, "move"])
+def test_a_relay_that_lives_goes_on_in_the_new_directory(
+    here: Place, queue: ignis.Queue[bytes], remove: Remove | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ignis.relay")
+    moved = here.directory.with_name(here.directory.name + "-moved")
+    with ignis.Ignis(here.store_url) as app:
+        relay = Relay(app, here.directory, scan_s=0.02)
+        thread = threading.Thread(target=relay.run)
+        thread.start()
+        try:
+            publisher = queue.publisher()
+            publisher.send(b"before").result(WAIT_S)
+            if callable(remove):
+                remove(here)
+            else:
+                here.directory.rename(moved)
+            for n in range(5):
+                publisher.send(b"sent %d" % n).result(WAIT_S)
+                queue.publish(b"published %d" % n)
+            with ignis.Ignis(here.url, store={"timeout_s": WAIT_S}) as another:
+                another.queue("q", bytes).publish(b"another")
+            eventually((here.directory / "relay.json").exists, "producers find what the relay says of itself")
+            assert RelayDirectory(here.directory).relay_present()
+        finally:
+            relay.request_stop()
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+            shutil.rmtree(moved, ignore_errors=True)
+    expected = {b"before", b"another", *(b"%s %d" % (w, n) for w in (b"sent", b"published") for n in range(5))}
+    assert sorted(here.stored()) == sorted(expected)
+    assert not events(caplog, "channel_lost")
+
+
+def test_a_relay_that_yields_to_another_stores_what_it_has(
+    here: Place, queue: ignis.Queue[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one sees only the new directory."""
+    with ignis.Ignis(here.store_url) as app:
+        relay = Relay(app, here.directory)
+        publisher = queue.publisher()
+        receipts = [publisher.send(b"%d" % n) for n in range(100)]
+
+        look = relay.roster.scan
+
+        def look_and_yield() -> None:
+            look()
+            raise errors.LockHeldError("another relay runs")
+
+        monkeypatch.setattr(relay.roster, "scan", look_and_yield)
+        with pytest.raises(errors.LockHeldError):
+            relay.run()
+        assert [receipt.exception(0) for receipt in receipts] == [None] * 100
+    assert sorted(map(int, here.stored())) == list(range(100))
