@@ -24,6 +24,7 @@ class Client:
     """One that reads; says what was answered."""
 
     takes_deliveries = True
+    shares_with = "user ann"
 
     def __init__(self) -> None:
         self.answered: list[int] = []
@@ -43,7 +44,7 @@ class Application:
     def __init__(self) -> None:
         self.broker = self.state = self.magazines = self.watches = self
 
-    def watch(self, magazine: str) -> Watch:
+    def watch(self, magazine: str, holder: str) -> Watch:
         self.watched += 1
         return Watch()
 
