@@ -34,4 +34,16 @@ static inline void store_dir_close(ign_store_io *io)
     CHECK_EQ(rmdir(store_dir_path), 0);
 }
 
+/* One byte of a file is another one. */
+static inline void flip(ign_store_io *io, const char *name, uint64_t at)
+{
+    int file;
+    uint8_t byte;
+    CHECK_EQ(io->open(io, name, false, &file), 0);
+    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
+    byte ^= 0x20;
+    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
+    io->close(io, file);
+}
+
 #endif

@@ -192,17 +192,6 @@ static void look_for_newest(void *arg, const char *name)
         strcpy(n->name, name);
 }
 
-static void flip(ign_store_io *io, const char *name, uint64_t at)
-{
-    int file;
-    uint8_t byte;
-    CHECK_EQ(io->open(io, name, false, &file), 0);
-    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
-    byte ^= 0x20;
-    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
-    io->close(io, file);
-}
-
 /* A checkpoint that was damaged is not used, an entry that was damaged is passed over and told of, and a message that was
  * damaged is not delivered. */
 static void damage(void)

@@ -52,18 +52,6 @@ static ign_store_figures figures(ign_store *store)
     return f;
 }
 
-/* One byte of a file is another one. */
-static void flip(ign_store_io *io, const char *name, uint64_t at)
-{
-    int file;
-    uint8_t byte;
-    CHECK_EQ(io->open(io, name, false, &file), 0);
-    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
-    byte ^= 0x20;
-    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
-    io->close(io, file);
-}
-
 static ign_slice slice_at(ign_store *store, uint32_t m, uint64_t pointer)
 {
     ign_slice slice;

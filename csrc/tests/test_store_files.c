@@ -206,17 +206,6 @@ static void one_maintains(void)
     store_dir_close(io);
 }
 
-static void flip(ign_store_io *io, const char *name, uint64_t at)
-{
-    int file;
-    uint8_t byte;
-    CHECK_EQ(io->open(io, name, false, &file), 0);
-    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
-    byte ^= 0x20;
-    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
-    io->close(io, file);
-}
-
 /* What was passed over has a copy, made once. */
 static void set_aside(void)
 {

@@ -161,9 +161,8 @@ class Consumer:
             self._pool.close(max(1.0, deadline - time.monotonic()))
         self._started = False
         self._long_work.end()
-        if (
-            self._pool.unended
-        ):  # threads that nobody can end: as long as they are at it, nobody else gets what they have
+        if self._pool.unended:
+            # Threads that nobody can end: as long as they are at it, nobody else gets what they have.
             self._acker.renew_left(lambda: bool(self._in_hand) and getattr(self._pool, "lost_threads", 0) > 0)
         left = self._in_hand or self._acker.left or self._giving_back.pending
         clean = drained and stored and not left

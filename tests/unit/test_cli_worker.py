@@ -203,6 +203,19 @@ def test_a_burst_ends_well_when_all_is_acknowledged(tmp_path: Path, url: str, pr
         assert (b"in hand" in errors) is not room
 
 
+def burst(folder: Path, url: str, module: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """A worker that ends when its queues are empty."""
+    return subprocess.run(
+        [sys.executable, "-m", "ignis", "worker", module, "--url", url, "--burst", *more],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
     """It ended with 0 and no word while attempts were still to come."""
     (tmp_path / "later.py").write_text(
@@ -212,15 +225,7 @@ def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
     )
     with Ignis(url) as app:
         app.queue("jobs", str).publish("one")
-    ended = subprocess.run(
-        [sys.executable, "-m", "ignis", "worker", "later", "--url", url, "--burst"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        timeout=TIMEOUT_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = burst(tmp_path, url, "later")
     assert ended.returncode == 0, ended.stderr
     said = ended.stderr.splitlines()[-1]
     assert re.match(
@@ -241,15 +246,7 @@ def test_a_burst_does_not_wait_for_a_queue_that_is_publish_only(tmp_path: Path, 
     with Ignis(url) as app:
         for name in ("zero", "one"):
             app.queue(name, str).publish_many(["a", "b"])
-    ended = subprocess.run(
-        [sys.executable, "-m", "ignis", "worker", "zero", "--url", url, "--burst", *more],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        timeout=TIMEOUT_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = burst(tmp_path, url, "zero", *more)
     assert ended.returncode == 0, ended.stderr
     assert "one, zero (publish only); SIGTERM" in ended.stderr
     said = ended.stderr.splitlines()[-1]

@@ -137,9 +137,9 @@ class UsersFile:
 
     def _known_as(self, user: User) -> KnownUser:
         known = self._known.get(user.name)
-        return (
-            known if known is not None and known.entry is user else KnownUser(user)
-        )  # the file was read again meanwhile
+        if known is not None and known.entry is user:
+            return known
+        return KnownUser(user)  # the file was read again meanwhile
 
     def _failed(self, where: str, name: str) -> None:
         """Counts a failure. What is suspect is not forgotten at a success: who has a password of his own could guess those of

@@ -84,7 +84,8 @@ class Asked(NamedTuple):
 
         Who writes under a fence leaves the epoch in the store, so it takes what EPOCH_NEXT takes.
 
-        Raises PermissionDeniedError."""
+        Raises PermissionDeniedError.
+        """
         if fence is None:
             return None
         scope, epoch = fence

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,7 @@ from ignis.config import RelaySettings
 from ignis.metrics import Collector
 from ignis.native import PackedBatch, encode_record
 from tests.support import WAIT_S, eventually
-from tests.support.relay import Place, finish, kill, place, say, stop
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def queue(here: Place) -> Iterator[ignis.Queue[bytes]]:
-    """The queue as a producer in this process has it."""
-    app = ignis.Ignis(here.url, store={"timeout_s": WAIT_S})
-    yield app.queue("q", bytes)
-    app.close()
+from tests.support.relay import Place, finish, kill, say, stop
 
 
 def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Queue[bytes]) -> None:

@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -20,21 +18,7 @@ from ignis.relay import channel_label
 from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label
 from ignis.relay.due_times import with_due, without_due
 from tests.support import WAIT_S, eventually
-from tests.support.relay import Place, finish, kill, place, say, stop
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def queue(here: Place) -> Iterator[ignis.Queue[bytes]]:
-    """The queue as a producer in this process has it."""
-    app = ignis.Ignis(here.url, store={"timeout_s": WAIT_S})
-    yield app.queue("q", bytes)
-    app.close()
+from tests.support.relay import Place, finish, kill, say, stop
 
 
 def waiting(here: Place) -> list[DelayedMessage]:

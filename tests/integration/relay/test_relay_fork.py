@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.support.relay import Place, finish, place, say
+from tests.support.relay import Place, finish, say
 
 _PRELOADED = """
 import asyncio, threading
@@ -39,12 +35,6 @@ def fork(work):
 def reap(pids):
     return [os.waitpid(pid, 0)[1] for pid in pids]
 """
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path) as made:
-        yield made
 
 
 def test_workers_of_a_preloaded_application_publish_in_both_styles(here: Place) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -17,21 +16,7 @@ from ignis.native import Intake
 from ignis.relay import Relay
 from ignis.relay.directory import RelayDirectory
 from tests.support import WAIT_S, eventually
-from tests.support.relay import Place, place, stop
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def queue(here: Place) -> Iterator[ignis.Queue[bytes]]:
-    """The queue as a producer in this process has it."""
-    app = ignis.Ignis(here.url, store={"timeout_s": WAIT_S})
-    yield app.queue("q", bytes)
-    app.close()
+from tests.support.relay import Place, stop
 
 
 def remove_all(here: Place) -> None:

@@ -22,13 +22,7 @@ from ignis import errors
 from ignis.relay import Relay, forwarder
 from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label
 from tests.support import WAIT_S, eventually
-from tests.support.relay import Place, finish, place, say, stop
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path) as made:
-        yield made
+from tests.support.relay import Place, finish, say, stop
 
 
 @contextlib.contextmanager
