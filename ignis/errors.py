@@ -232,10 +232,14 @@ class StoreError(IgnisError):
 
 
 class StoreUnreachableError(StoreError):
-    """The store cannot be opened or reached, or descriptors, memory or threads are lacking."""
+    """The store cannot be opened or reached, or descriptors, memory or threads are lacking.
+
+    Attributes: ``missing`` (there is no store at the place, and it was not to be made; known where it was raised).
+    """
 
     code = "store_unreachable"
     retryable = True
+    missing = False
 
 
 class StoreFormatError(StoreError):

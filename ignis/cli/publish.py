@@ -166,10 +166,9 @@ def _check_store(app: Any) -> None:
     try:
         _ = app.store
     except StoreUnreachableError as exc:
-        text = str(exc)
-        if not text.startswith("no store at ") or text.endswith(" a store is a directory"):
+        if not exc.missing:
             raise
-        raise StoreUnreachableError(f"{text} (--create makes it)") from None
+        raise StoreUnreachableError(f"{exc} (--create makes it)") from None
 
 
 def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:

@@ -66,7 +66,7 @@ def prepare(path: Path, create: bool) -> None:
             if path.exists() and not path.is_dir():  # in this order: somebody else may just be making it
                 raise StoreUnreachableError(f"no store at {path}: it is a file, and a store is a directory")
             if not create:
-                raise StoreUnreachableError(f"no store at {path}")
+                raise _missing(path)
             make_way(path)
             sync_directory(path.parent)
             check_way(path, "store directory")
@@ -76,9 +76,15 @@ def prepare(path: Path, create: bool) -> None:
             _check_empty(path, names)
             if FORMAT_FILE not in os.listdir(path):  # somebody else may just have made it
                 if not create:
-                    raise StoreUnreachableError(f"no store at {path}")
+                    raise _missing(path)
                 create_whole(path / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}).encode())
         check_format(path)
+
+
+def _missing(path: Path) -> StoreUnreachableError:
+    error = StoreUnreachableError(f"no store at {path}")
+    error.missing = True
+    return error
 
 
 def _check_empty(path: Path, names: list[str]) -> None:
