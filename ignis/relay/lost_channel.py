@@ -55,12 +55,15 @@ class Loss:
                 f"channel {self._channel} was moved away, with {told}: a relay on the place where it is now stores them, and "
                 "published again they are then stored twice"
             )
-        if had_relay:
-            return (
-                f"channel {self._channel} was removed, with {told}: they are lost, unless the relay that had the channel "
-                "has stored them; published again, those are stored twice"
-            )
-        return f"channel {self._channel} was removed, with {told}: they are lost, none of them is stored; publish them again"
+        unless = (
+            "the relay that had the channel has stored them"
+            if had_relay
+            else "a relay was about to take it up, or it was copied"
+        )
+        return (
+            f"channel {self._channel} was removed, with {told}: they are lost, unless {unless}; published again, those are "
+            "stored twice"
+        )
 
 
 def give_up(lost: MappedOutbox) -> None:
