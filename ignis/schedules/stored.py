@@ -185,16 +185,21 @@ def check_schedules(fresh: QueueRecord, known: QueueRecord | None) -> None:
     """For a record that others hand in: no schedule in it may be damaged that was not so before. Such a one is not fired, and
     cannot be found to remove it. Raises ConfigError."""
     rows, before = fresh.extra.get(SCHEDULES) or {}, (known.extra.get(SCHEDULES) if known is not None else None) or {}
-    if rows == before:
+    if _same(rows, before):
         return
     if not isinstance(rows, dict):
         raise ConfigError(f"the schedules of queue {fresh.name!r} are {shown(rows)}, not a table by name")
 
     def refuse(name: str, why: Exception) -> None:
-        if not isinstance(before, dict) or name not in before or before[name] != rows.get(name):
+        if not isinstance(before, dict) or name not in before or not _same(before[name], rows.get(name)):
             raise ConfigError(f"schedule {shown(name)} of queue {fresh.name!r} could not be fired: {why}")
 
     read_schedules(fresh, refuse)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As they are stored: 1, 1.0 and True are not."""
+    return msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
 
 
 def definitions(record: QueueRecord) -> Any:

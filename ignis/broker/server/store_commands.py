@@ -257,7 +257,8 @@ def _queue_put(asked: Asked) -> Reply:
     record, _ = unpack(asked.payload, QueueRecord)
     check_settings(record)
     check_schedules(record, None)
-    asked.app.store.queues.put(record)
+    stored = None if asked.may(Command.PEEK, record.name) else asked.app.store.queues.get(record.name)
+    asked.app.store.queues.put(record if stored is None else with_bodies_of(record, stored))
     asked.app.facts.forget(record.name)
     return Reply(RESULT, pack(None), lambda _: asked.app.look_at(record.name))
 

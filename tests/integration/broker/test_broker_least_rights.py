@@ -13,6 +13,7 @@ from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import Command
 from ignis.broker.server import load_notifier
 from ignis.native.wire import pack_pointers
+from ignis.storage.base import QueueRecord
 from tests.support.broker import RunningBroker, running
 from tests.support.permitted import Tokens, app, ask, client, make
 
@@ -51,11 +52,16 @@ def test_no_fence_is_the_last_there_can_be(broker: RunningBroker) -> None:
         assert ask(one, *reload(MINE, "sweeper", epoch)) == 0
 
 
-@pytest.mark.parametrize("change", [{"fired": "x"}, {"done_ms": -1}, {"last_lag_ms": None}, {"epoch": []}])
+@pytest.mark.parametrize(
+    "change", [{"fired": "x"}, {"done_ms": -1}, {"last_lag_ms": None}, {"epoch": []}, {"fired": 0.0}, {"fired": False}]
+)
 def test_a_worker_makes_no_schedule_vanish(broker: RunningBroker, change: dict[str, Any]) -> None:
     make(broker, MINE, codec="json")
     with app(broker, "boss", "all:*") as boss, client(broker, "one", f"work:{MINE}") as one:
         boss.schedules.add("nightly", queue=MINE, message={"n": 1}, every="1h")
+        known = ask(one, Command.QUEUE_GET, payloads.Named(MINE))
+        known["extra"]["schedules"]["nightly"]["fired"] = 0  # as it is where it was fired before
+        boss.store.queues.put(QueueRecord(**known))
         known = ask(one, Command.QUEUE_GET, payloads.Named(MINE))
         fresh = copy.deepcopy(known)
         fresh["extra"]["schedules"]["nightly"].update(change)

@@ -359,6 +359,8 @@ def test_who_may_manage_and_not_look_changes_schedules_without_seeing_what_they_
         assert (now["beat"]["every_ms"], now["other"]["body"]) == (60_000, "MQ==")
         with pytest.raises(errors.ConflictError):
             ask(manager, Command.QUEUE_REPLACE, payloads.QueueReplace(known, fresh))
+        ask(manager, Command.QUEUE_PUT, stored(manager, MINE))
+        assert stored(boss, MINE).extra["schedules"] == now
 
 
 def test_a_worker_fires_and_pauses_schedules_and_neither_adds_nor_changes_them(broker: RunningBroker) -> None:
