@@ -171,12 +171,16 @@ class RelayPublisher(TwoRingPublisher[M]):
         if self._closing:
             return
         until_s = time.monotonic() + left_s
+        own = self._put != self._open_and_put  # in a forked child that has sent nothing it is the parent's
         self._closing = True
         self._put = self._refuse
         with self._channels.opening:  # from now on nobody makes one
             delayed = self._second
         try:
-            self._close_own(left_s, of_s)
+            if own:
+                self._close_own(left_s, of_s)
+            else:
+                self._outbox.close()
         finally:
             if delayed is not None:
                 delayed.close_within(max(0.0, until_s - time.monotonic()), of_s)

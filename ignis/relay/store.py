@@ -364,6 +364,12 @@ class RelayMagazines(NoReading):
         for number, record in enumerate(records):
             try:
                 last = outbox.send_record(record, timeout_s)
+            except ClosedError:
+                if number or not outbox.lost:
+                    raise
+                # Another thread has found the channel lost, and given it up: nothing of these is in it.
+                self._send(magazine, records, delayed=delayed)
+                return
             except WaitTimeoutError as exc:
                 if not number:
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -291,3 +292,21 @@ def test_a_relay_that_yields_to_another_stores_what_it_has(
             relay.run()
         assert [receipt.exception(0) for receipt in receipts] == [None] * 100
     assert sorted(map(int, here.stored())) == list(range(100))
+
+
+def test_a_child_that_sent_nothing_has_no_losses(here: Place, queue: ignis.Queue[bytes]) -> None:
+    """It closes its copy of the parent's publisher, whose losses the parent tells."""
+    publisher = queue.publisher()
+    publisher.send(b"lost")
+    remove_all(here)
+    eventually(lambda: publisher.failed == 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            publisher.close(WAIT_S)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(errors.PublishError):
+        publisher.close(WAIT_S)
