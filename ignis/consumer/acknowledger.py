@@ -19,6 +19,7 @@ from typing import Any
 from ignis.config import ConsumerSettings
 from ignis.consumer.ack_slots import AckSlots, ack_slots
 from ignis.consumer.handler import Failure
+from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
@@ -74,7 +75,7 @@ class Acknowledger:
         settings: see ``ignis.config``.
         counts: where it counts.
         on_room: called when less is unacknowledged than before.
-        long_held: (shard, pointers) of what is being worked on for long; called a few times within the stuck time.
+        in_hand: what is being worked on; what of it is held for long is asked a few times within the stuck time.
         rules: the handler's ``retry``.
     """
 
@@ -85,7 +86,7 @@ class Acknowledger:
         settings: ConsumerSettings,
         counts: ConsumerFigures,
         on_room: Callable[[], None],
-        long_held: Callable[[], list[tuple[int, Sequence[int]]]],
+        in_hand: InHand,
         rules: RetryRules | None,
     ) -> None:
         self._queue = queue
@@ -93,7 +94,7 @@ class Acknowledger:
         self._settings = settings
         self._counts = counts
         self._on_room = on_room
-        self._long_held = long_held
+        self._in_hand = in_hand
         self._retrying = Retrying(queue, rules)
         self._renew_at = 0.0
         self.renew_timer: Timer | None = None
@@ -176,12 +177,18 @@ class Acknowledger:
         self._at_end, self._on_error = at_end, on_error
         quick = self._magazines.quick and self._queue.settings.durability != "sync"
         self._slots = ack_slots(self._queue.store) if quick else None
+        self._renew_at = time.monotonic() + _FIRST_LOOK_S
         self._begun = True
 
     def keep(self) -> None:
         """Something is in hand: from now on it is looked for what is to be renewed. Nothing to do where `renew_timer` is set."""
         if self.renew_timer is None and self._begun:
             self._plan_renewal(_FIRST_LOOK_S)
+
+    def _nothing_held(self) -> bool:
+        """When a renewal is due: whether there is nothing to renew. The next that is in hand asks for one."""
+        self.renew_timer = None  # before it is looked: whoever adds something sees this, or is seen here
+        return not (self._in_hand or self.waiting)
 
     def renew_left(self, goes_on: Callable[[], bool]) -> None:
         """After the end: what is left in hand is renewed as long as ``goes_on`` says that somebody is at it, and the store is
@@ -335,7 +342,7 @@ class Acknowledger:
         timer, self.renew_timer = self.renew_timer, None
         if timer is not None:
             timer.cancel()
-        self.renew_timer = timers_of(None).after(delay_s, self._wake)
+        self.renew_timer = timers_of(None).after(delay_s, self._wake, self._nothing_held)
 
     def _renew(self) -> bool:
         """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge
@@ -345,7 +352,7 @@ class Acknowledger:
             record = queue.store.queues.get(queue.name)  # it may have been changed by others
             stuck_after_s = queue.settings.stuck_after_s if record is None else record.stuck_after_s
             period_s = renewal_period_s(stuck_after_s)
-            pointers = by_shard(self._long_held() + (self._unstored() if self._failing else []))
+            pointers = by_shard(self._in_hand.long_held() + (self._unstored() if self._failing else []))
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
                 self._counts.renewals += 1

@@ -87,9 +87,7 @@ class Consumer:
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._giving_back = GivingBack(queue, spec, lambda: self._dispatcher, self._in_hand, self.counts)
-        self._acker = Acknowledger(
-            queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held, spec.retry
-        )
+        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand, spec.retry)
         self._dispatcher = Dispatcher(
             spec, settings, lambda: self._pool, self._in_hand, self._acker, self.counts, self.on_failed
         )
@@ -433,7 +431,16 @@ class Consumer:
                     return
                 self._check_timer.cancel()
             self._check_often = often
-            self._check_timer = timers_of(None).after(_CHECK_S if often else _SELDOM_CHECK_S, self._check)
+            self._check_timer = timers_of(None).after(
+                _CHECK_S if often else _SELDOM_CHECK_S, self._check, self._nothing_to_check
+            )
+
+    def _nothing_to_check(self) -> bool:
+        """When a look is due: whether there is nothing to look at. The next that is in hand asks for one."""
+        with self._lock:  # before it is looked: whoever adds something sees this, or is seen here
+            self._check_timer = None
+            self._check_often = False
+        return not (self._in_hand or self._pool.to_be_checked or self.spec.pool == "process")
 
     def _check_soon(self) -> None:
         """A worker ended by itself."""

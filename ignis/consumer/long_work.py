@@ -103,7 +103,20 @@ class LongWork:
     def _plan(self) -> None:
         with self._lock:
             if self.timer is None and not self._ended:
-                self.timer = timers_of(None).after(LOOK_S, self._look_in_time)
+                self.timer = timers_of(None).after(LOOK_S, self._look_in_time, self._nothing_left)
+
+    def _nothing_left(self) -> bool:
+        """When a look is due: whether there is nothing to look at. The next that is in hand asks for one."""
+        self.timer = None  # before it is looked: whoever adds something sees this, or is seen here
+        if self._in_hand or self._unsettled:
+            return False
+        self._newest, self._since = 0, {}
+        return True
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the store knows of something here that has ended."""
+        return bool(self.asked or self._over or self._stored or self._stored_calls)
 
     def _look_in_time(self) -> None:
         with self._lock:
@@ -126,7 +139,7 @@ class LongWork:
                 exc,
             )
         finally:
-            if oldest or self.asked or self._over or self._stored or self._stored_calls:
+            if oldest or self._unsettled:
                 self._plan()
 
     def look(self) -> None:

@@ -16,6 +16,7 @@ from ignis.clock import Clock
 from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware
+from ignis.consumer.in_hand import InHand
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk
@@ -236,8 +237,9 @@ class _QueueDrain:
         self._context = queue.context()
         settings = queue.app.consumer_settings
         self._figures = ConsumerFigures()
+        nothing = InHand(lambda count: None)
         self._acker = Acknowledger(
-            self._context, spec.name, settings, self._figures, lambda: None, list, self._spec.retry
+            self._context, spec.name, settings, self._figures, lambda: None, nothing, self._spec.retry
         )
 
     def _note(self, ctx: Context, call_next: Any) -> Any:

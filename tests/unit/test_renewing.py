@@ -109,6 +109,40 @@ def test_a_handler_longer_than_the_stuck_time_runs_once(
     assert app.stop() is True
 
 
+def test_a_long_message_is_renewed_while_others_come_and_go(app: ignis.Ignis, gate: Gate, clock: Clock) -> None:
+    """Each that comes asks for a look at what is in hand, and none of them may put off the one that is due."""
+    queue = app.queue("jobs", int, shards=1)
+    shorten(queue)
+    handled, over = threading.Semaphore(0), threading.Event()
+
+    @queue.handler(concurrency=2)
+    def handle(number: int) -> None:
+        if number == 0:
+            gate(number)
+        handled.release()
+
+    def come_and_go() -> None:
+        number = 0
+        while not over.is_set():
+            queue.publish(number := number + 1)
+            assert handled.acquire(timeout=WAIT_S)
+
+    queue.publish(0)
+    app.start()
+    gate.wait_entered()
+    others = threading.Thread(target=come_and_go)
+    others.start()
+    try:
+        for _ in range(3):
+            moment_s = tick()
+            eventually(lambda: claimed_before(queue, moment_s) == 0)  # noqa: B023
+    finally:
+        over.set()
+        others.join()
+    gate.open.set()
+    wait_idle(queue)
+
+
 @pytest.mark.parametrize(("stuck_after_s", "period_s"), [(18_000, 75.0), (1_200, 75.0), (300, 75.0), (2, 0.5)])
 def test_who_works_renews_as_if_others_had_lowered_the_stuck_time(stuck_after_s: float, period_s: float) -> None:
     """They sweep by the new one before he has learnt of it."""

@@ -180,6 +180,25 @@ def test_timers_go_off_in_the_order_of_their_times() -> None:
         eventually(lambda: made == list(range(1, last + 1)))  # noqa: B023
 
 
+def test_what_has_nothing_to_do_when_it_is_due_takes_no_thread() -> None:
+    made, asked = threading.Semaphore(0), threading.Event()
+
+    def idle() -> bool:
+        asked.set()
+        return True
+
+    def fails() -> bool:
+        raise MemoryError
+
+    timers_of(None).after(0.001, made.release, idle)
+    assert asked.wait(WAIT_S)
+    timers_of(None).after(0.001, made.release, lambda: False)
+    assert made.acquire(timeout=WAIT_S)
+    timers_of(None).after(0.001, made.release, fails)  # the call finds out by itself
+    assert made.acquire(timeout=WAIT_S)
+    assert not made.acquire(timeout=0.05)
+
+
 def test_timers_of_a_clock_by_hand_go_by_it() -> None:
     by_hand = ManualClock()
     made = threading.Event()
