@@ -13,6 +13,7 @@ from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
 from ignis.consumer.pools.base import CHUNK_BYTES, HELD_UP_S
+from ignis.consumer.speeds import speed_of
 from ignis.consumer.taking import add_one, put_back, taken_of
 from ignis.errors import MessageTooLargeError
 from ignis.figures import ConsumerFigures
@@ -69,6 +70,7 @@ class Dispatcher:
         """Between looking at `returned` and giving a worker something on one side, and putting something there on the other: what
         was claimed later must not go out in between."""
         self._spec = spec
+        self._speed = speed_of(spec)
         self._settings = settings
         self._pool = pool
         self._in_hand = in_hand
@@ -83,11 +85,12 @@ class Dispatcher:
         # of a queue begins with cold caches, and perhaps behind many other threads: it says little.
         weight = 0.5 if each_s > self.handle_s else messages / (messages + 4)
         self.handle_s = each_s if not self.handle_s else self.handle_s + weight * (each_s - self.handle_s)
+        self._speed.each_s = self.handle_s
 
     def held_up(self, seconds: float) -> None:
         """A call takes so long at least: what is claimed next is less, without waiting for its end."""
         at_a_time = (self.workers if self._spec.pool == "async" else 1) * (self._spec.batch_size or 1)
-        self.handle_s = max(self.handle_s, seconds / at_a_time)
+        self.handle_s = self._speed.each_s = max(self.handle_s, seconds / at_a_time)
 
     def _window(self) -> tuple[int, int]:
         """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
@@ -123,6 +126,8 @@ class Dispatcher:
         room = self._settings.max_unacked - self._acker.unacked
         if room <= 0 or self._in_hand.nbytes >= self._settings.max_in_flight_bytes or self.returned:
             return 0
+        if not self.handle_s:
+            self.handle_s = self._speed.each_s  # of the same function on another queue
         _, window = self._window()
         leader = self.leader
         if leader is not None and self._quick:

@@ -9,12 +9,15 @@ import pytest
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.dispatcher import Dispatcher
+from ignis.consumer.handler import HandlerSpec
+from ignis.consumer.speeds import Speed, speed_of
 
 
 def learned(*measured: tuple[int, float]) -> float:
     """Seconds that a message takes, after so many messages took so long, again and again."""
     dispatcher = Dispatcher.__new__(Dispatcher)
     dispatcher.handle_s = 0.0
+    dispatcher._speed = Speed()
     for messages, seconds in measured:
         dispatcher.measured(messages, seconds)
     return dispatcher.handle_s
@@ -46,11 +49,15 @@ class Taker:
         return True
 
 
-def claimed(each_s: float, *, leads: bool = True, batch_size: int | None = None) -> tuple[int, list[int]]:
+def claimed(
+    each_s: float, *, leads: bool = True, batch_size: int | None = None, elsewhere_s: float = 0.0
+) -> tuple[int, list[int]]:
     """How many messages are wanted, and how many of them each of four workers gets in chunks of 1,024, the leader first."""
     workers = [Taker() for _ in range(4)]
     dispatcher = Dispatcher.__new__(Dispatcher)
     dispatcher.handle_s = each_s
+    dispatcher._speed = Speed()
+    dispatcher._speed.each_s = elsewhere_s
     dispatcher.workers = len(workers)
     dispatcher.returned = deque()
     dispatcher.leader = workers[0] if leads else None  # type: ignore[assignment]
@@ -74,3 +81,32 @@ def test_others_are_shared_out() -> None:
     assert claimed(1e-6, leads=False) == (8_192, [2_048, 2_048, 2_048, 2_048])  # worker processes
     assert claimed(1e-6, batch_size=10)[1] == [2_048, 2_048, 2_048, 2_048]
     assert claimed(0.0)[0] == 4  # not measured yet
+
+
+def test_the_speed_of_the_same_function_on_another_queue_is_the_first_guess() -> None:
+    assert claimed(0.0, elsewhere_s=10e-6)[0] == 8_192
+    assert claimed(0.0, elsewhere_s=30.0)[0] == 4
+    assert claimed(30.0, elsewhere_s=1e-6)[0] == 4  # what was measured here counts
+
+
+def test_speeds_are_kept_by_function_and_by_how_it_is_run() -> None:
+    def handle(body: bytes) -> None:
+        """Somebody's handler."""
+
+    def other(body: bytes) -> None:
+        """Somebody else's."""
+
+    first = speed_of(HandlerSpec(handle, "a"))
+    assert speed_of(HandlerSpec(handle, "b")) is first
+    assert speed_of(HandlerSpec(other, "b")) is not first
+    assert speed_of(HandlerSpec(handle, "b", concurrency=3)) is not first
+
+
+def test_a_handler_that_no_other_queue_can_have_has_a_speed_of_its_own() -> None:
+    class Handler:
+        __slots__ = ()  # nobody can refer to it weakly
+
+        def __call__(self, body: bytes) -> None:
+            """Somebody's handler."""
+
+    assert speed_of(HandlerSpec(Handler(), "a")).each_s == 0.0

@@ -152,7 +152,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "forked handler_form handler_log middleware taking work",
         "ack_slots call_clock outcome",
         "handler",
-        "attempts handler_pattern",
+        "attempts handler_pattern speeds",
         "runner",
         "registered",
         "pools",
