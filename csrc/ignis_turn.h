@@ -15,11 +15,15 @@
 typedef struct ign_turn {
     _Atomic uint32_t word; /* 0 free, 1 taken, 2 taken and perhaps awaited */
     _Atomic uint32_t generation;
+    _Atomic uint32_t waiting; /* how many wait for it */
 } ign_turn;
 
 /* Waits for the turn for at most so long. True when it is ours, to be given; false after the bound. Both keep errno: what the
  * thread comes back with may be a failure that is still to be told. */
 bool ign_turn_take(ign_turn *turn, uint64_t timeout_ns);
 void ign_turn_give(ign_turn *turn);
+
+/* Whether several wait for it: who lets go of what it is for now gets it back behind them. A hint. */
+bool ign_turn_crowded(const ign_turn *turn);
 
 #endif

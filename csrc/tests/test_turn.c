@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -77,11 +78,48 @@ static void a_child_finds_it_free(void)
     CHECK(!ign_turn_take(&turn, 0));
 }
 
+static void *take_one(void *arg)
+{
+    ign_turn *turn = arg;
+    CHECK(ign_turn_take(turn, LONG_NS));
+    ign_turn_give(turn);
+    return NULL;
+}
+
+static void a_crowd_is_seen(void)
+{
+    enum { THREADS = 2 };
+    static ign_turn turn;
+    pthread_t threads[THREADS];
+    CHECK(ign_turn_take(&turn, 0));
+    CHECK(!ign_turn_crowded(&turn)); /* nobody waits */
+    CHECK_EQ(pthread_create(&threads[0], NULL, take_one, &turn), 0);
+    struct timespec moment = {.tv_nsec = 20000000};
+    nanosleep(&moment, NULL);
+    CHECK(!ign_turn_crowded(&turn)); /* one */
+    CHECK_EQ(pthread_create(&threads[1], NULL, take_one, &turn), 0);
+    uint64_t until = ign_now_ns() + LONG_NS;
+    while (!ign_turn_crowded(&turn) && ign_now_ns() < until)
+        sched_yield();
+    CHECK(ign_turn_crowded(&turn));
+    pid_t child = fork();
+    if (child == 0)
+        _exit(ign_turn_crowded(&turn) ? 1 : 0); /* who waits is not in it */
+    int status = 1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    ign_turn_give(&turn);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(!ign_turn_crowded(&turn));
+}
+
 int main(void)
 {
     one_at_a_time_has_it();
     a_bound_is_kept();
     a_child_finds_it_free();
-    printf("%-14s 3 cases\n", "turn");
+    a_crowd_is_seen();
+    printf("%-14s 4 cases\n", "turn");
     return 0;
 }

@@ -23,7 +23,7 @@ from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
 from ignis.native.wait cimport (
-    Watch, give_turn, ign_fork_generation, ign_now_ns, in_main_thread, take_turn, thread_spin_ns,
+    Watch, give_turn, ign_fork_generation, ign_now_ns, in_main_thread, is_unsignalled, take_turn, thread_spin_ns, turn_crowded,
 )
 
 include "_errors.pxi"
@@ -40,6 +40,7 @@ cdef enum:
     LISTING_BYTES = 1 << 16
     SLICES = 64
     SLICE_NS = 100000000
+    LONG_SLICE_NS = 500000000  # of threads that no signal is handled in
     MOST_MOVES = 16
     MOST_PARTS = 65535
     MOST_SLICES = 1024
@@ -149,6 +150,11 @@ def salvage(bytes data not None, salt, position, Places places not None):
                 salvaged.damaged, entry.next)
     finally:
         free(copy)
+
+
+cdef inline uint64_t slice_ns(bint unsignalled) noexcept nogil:
+    """How long a wait sleeps in one piece. Who closes or recalls wakes it; the bound is for signals, and for who cannot wake."""
+    return LONG_SLICE_NS if unsignalled else SLICE_NS
 
 
 cdef inline Mark mark_of(const ign_store_mark *at):
@@ -674,6 +680,7 @@ cdef class Log:
         cdef Call call
         cdef list pieces = []
         cdef bint reading = records, more = False, one_fits = first, waits = not at_once, turn
+        cdef bint keeps = waits and turn_crowded()
         cdef uint64_t left = whole(limit, "limit", 0, 1 << 62), bytes_left = whole(max_bytes, "max_bytes", 0, 1 << 62)
         cdef uint64_t taken
         cdef uint32_t i
@@ -683,13 +690,20 @@ cdef class Log:
             while True:
                 firing.fire.limit = left
                 firing.fire.max_bytes = bytes_left
-                call_begin(&call, at_once, False)
+                call_begin(&call, keeps or not waits, False)
                 self._enter()
-                with nogil:
+                if keeps:
                     firing_claim(self._store, number, &firing, reading, &call)
-                    turn = waits and take_turn()
-                if turn:
-                    give_turn()
+                    if call.rc == IGN_E_BUSY:  # nothing happened
+                        self._leave()
+                        keeps = False
+                        continue
+                else:
+                    with nogil:
+                        firing_claim(self._store, number, &firing, reading, &call)
+                        turn = waits and take_turn()
+                    if turn:
+                        give_turn()
                 if firing.fire.later:
                     self._later = True
                 if call.rc == IGN_NEED_MORE:
@@ -735,7 +749,7 @@ cdef class Log:
         cdef uint64_t began_ms = ignis_rising_ms(), now = ign_now_ns(), spin = thread_spin_ns(), left = timeout_ns(timeout)
         cdef uint64_t deadline = now + left
         cdef uint32_t known = <uint32_t>seen, found = 0, i
-        cdef bint inside = False, more, due = False, turn = False, unsignalled = False
+        cdef bint inside = False, more, due = False, turn = False, unsignalled = is_unsignalled()
         cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
         cdef Moving moving
         moving.pause_ns = moving.again_ns = 0
@@ -749,7 +763,7 @@ cdef class Log:
                 while True:
                     with nogil:
                         while True:
-                            left = min(deadline - now if deadline > now else 0, <uint64_t>SLICE_NS)
+                            left = min(deadline - now if deadline > now else 0, slice_ns(unsignalled))
                             if self._later:
                                 left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                             found = await_due(self._store, number, known, left, spin, due, &moving)
@@ -815,16 +829,21 @@ cdef class Log:
         cdef Call call
         cdef RunList runs
         cdef uint64_t retired = 0
-        cdef bint waiting = waiting_only
-        call_begin(&call, at_once, durable)
+        cdef bint waiting = waiting_only, keeps = not at_once and not durable and turn_crowded()
+        call_begin(&call, at_once or keeps, durable)
         runs_open(&runs, pointers)
         try:
             if runs.count == 0:
                 return 0
             self._enter()
-            with nogil:
+            if keeps:
                 call.rc = ign_store_retire(self._store, number, runs.runs, runs.count, waiting, &retired, &call.how, &call.mark)
-                call_end(self._store, &call)
+                keeps = call.rc != IGN_E_BUSY
+                call.how.at_once = keeps  # busy: nothing happened
+            if not keeps:
+                with nogil:
+                    call.rc = ign_store_retire(self._store, number, runs.runs, runs.count, waiting, &retired, &call.how, &call.mark)
+                    call_end(self._store, &call)
             self._checked(call.rc)
             return retired
         finally:
@@ -1034,8 +1053,11 @@ cdef class Log:
         cdef int64_t bytes = 0
         cdef int rc
         self._enter()
-        with nogil:
+        if at.bytes <= READ_WHOLE and turn_crowded():
             rc = reading_run(self._store, number, at, reading)
+        else:
+            with nogil:
+                rc = reading_run(self._store, number, at, reading)
         if rc != IGN_E_STALE:
             self._check(rc)
             pieces.append(piece_read(at, reading))
@@ -1106,17 +1128,21 @@ cdef class Log:
         """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number. With
         ``ms``, the time now, what comes to be due meanwhile is moved, and so loaded."""
         cdef uint64_t began_ms = ignis_rising_ms() if ms != 0 and self._later else 0
-        cdef bint due = False, turn = False, unsignalled = False
+        cdef bint due = False, turn = False, unsignalled = is_unsignalled()
         cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns(), late = 0
         cdef uint32_t known = <uint32_t>seen, found = 0
         cdef Moving moving
         moving.pause_ns = moving.again_ns = 0
         self._enter()
+        if left == 0 and began_ms == 0:  # a look
+            found = ign_store_await(self._store, number, known, 0, 0)
+            self._leave()
+            return found
         try:
             while True:
                 with nogil:
                     while True:
-                        left = min(deadline - now if deadline > now else 0, <uint64_t>SLICE_NS)
+                        left = min(deadline - now if deadline > now else 0, slice_ns(unsignalled))
                         if began_ms != 0 and left != 0:
                             left = until_due(self._store, number, ms, began_ms, left, &moving, &due)
                         found = await_due(self._store, number, known, left, spin, due, &moving)

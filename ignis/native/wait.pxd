@@ -52,8 +52,10 @@ cdef extern from "ignis_watch.h" nogil:
 
 cdef bint take_turn() noexcept nogil
 cdef void give_turn() noexcept nogil
+cdef bint turn_crowded() noexcept nogil
 cdef uint64_t thread_spin_ns() noexcept nogil
 cdef bint in_main_thread() except -1
+cdef bint is_unsignalled() noexcept nogil
 
 
 cdef class EventBoard:

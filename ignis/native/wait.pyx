@@ -19,8 +19,10 @@ include "_whole.pxi"
 cdef extern from *:
     """
     static _Thread_local uint64_t ignis_thread_spin_ns;
+    static _Thread_local uint64_t ignis_thread_unsignalled; /* 1 + the count of forks at which the thread was not the main one */
     """
     uint64_t ignis_thread_spin_ns
+    uint64_t ignis_thread_unsignalled
 
 cdef extern from "ignis_wait.h" nogil:
     void ign_fork_watch()
@@ -30,6 +32,7 @@ cdef extern from "ignis_turn.h" nogil:
         pass
     bint ign_turn_take(ign_turn *turn, uint64_t timeout_ns)
     void ign_turn_give(ign_turn *turn)
+    bint ign_turn_crowded(const ign_turn *turn)
 
 cdef ign_turn interpreter_turn  # of the threads that come back with work: see ignis_turn.h
 cdef uint64_t TURN_NS = 10000000000  # then the interpreter lock is waited for without a turn
@@ -65,9 +68,27 @@ cdef void give_turn() noexcept nogil:
     ign_turn_give(&interpreter_turn)
 
 
+cdef bint turn_crowded() noexcept nogil:
+    """Whether several threads wait for their turn. Who lets go of the interpreter lock for some microseconds gets it back behind
+    them, after two changes of threads each: a short call that need not wait keeps it."""
+    return ign_turn_crowded(&interpreter_turn)
+
+
 cdef bint in_main_thread() except -1:
     """Whether this is the one thread in which signals are handled: the others may wait in one piece."""
-    return threading.get_ident() == threading.main_thread().ident
+    global ignis_thread_unsignalled
+    cdef bint main
+    if is_unsignalled():
+        return False
+    main = threading.get_ident() == threading.main_thread().ident
+    if not main:
+        ignis_thread_unsignalled = <uint64_t>ign_fork_generation() + 1
+    return main
+
+
+cdef bint is_unsignalled() noexcept nogil:
+    """Whether it is known of this thread that it is not the main one. In a child of ``fork()`` another one is."""
+    return ignis_thread_unsignalled == <uint64_t>ign_fork_generation() + 1
 
 
 def process_start_time(pid: int) -> int:
