@@ -34,18 +34,15 @@ def _ignore(body: bytes) -> None:
     """The handler."""
 
 
-def _handled(queues: list[Any]) -> int:
-    return sum(queue.consumer.counts.handled for queue in queues if queue.consumer is not None)
-
-
 def _drain(app: Any, queues: list[Any], count: int) -> float:
-    """Messages a second, from when the application has started to the last acknowledgement."""
+    """Messages a second, from when the application has started to the last acknowledgement. They are of all queues alike."""
     app.start()
     began = time.monotonic()
-    while (done := _handled(queues)) < count:
-        if time.monotonic() > began + _LIMIT_S:
-            raise BenchError(f"{done:,} of {count:,} messages were handled in {_LIMIT_S:g} s")
-        time.sleep(0.005)
+    for queue in queues:  # one behind the other: a look at a thousand takes the interpreter for a millisecond
+        while (done := queue.consumer.counts.handled) < count // len(queues):
+            if time.monotonic() > began + _LIMIT_S:
+                raise BenchError(f"{done:,} messages of {queue.name} were handled in {_LIMIT_S:g} s")
+            time.sleep(0.005)
     return count / (time.monotonic() - began)
 
 
