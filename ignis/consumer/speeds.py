@@ -36,6 +36,6 @@ def speed_of(spec: HandlerSpec) -> Speed:
     kind = spec.pool, spec.batch_size, spec.concurrency
     try:
         known = _of_functions.get(spec.fn) or _of_functions.setdefault(spec.fn, {})
-    except TypeError:  # a callable that cannot be a key
+    except Exception:  # a callable that cannot be a key, in whatever way
         return Speed()
     return known.get(kind) or known.setdefault(kind, Speed())

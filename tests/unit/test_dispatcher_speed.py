@@ -109,4 +109,12 @@ def test_a_handler_that_no_other_queue_can_have_has_a_speed_of_its_own() -> None
         def __call__(self, body: bytes) -> None:
             """Somebody's handler."""
 
-    assert speed_of(HandlerSpec(Handler(), "a")).each_s == 0.0
+    class Odd:
+        def __hash__(self) -> int:
+            raise ValueError("not to be hashed")
+
+        def __call__(self, body: bytes) -> None:
+            """Somebody's handler."""
+
+    for handler in (Handler(), Odd()):
+        assert speed_of(HandlerSpec(handler, "a")) is not speed_of(HandlerSpec(handler, "a"))
