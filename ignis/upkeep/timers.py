@@ -119,7 +119,6 @@ class Timers:
     def _round(self) -> bool:
         """Makes the next call that is due, or waits for it; whether there is more to come."""
         with self._lock:
-            self._sooner.clear()
             heap, now_s = self._heap, self._clock.monotonic_s()
             entry, wait_s = None, None
             while heap and entry is None:
@@ -130,9 +129,11 @@ class Timers:
                 else:
                     wait_s = heap[0][0] - now_s
                     break
-            if entry is None and wait_s is None and self._clock.by_hand:
-                self._runs = False  # the clock of one test: nobody else will come
-                return False
+            if entry is None:
+                self._sooner.clear()  # what is added from here on sets it
+                if wait_s is None and self._clock.by_hand:
+                    self._runs = False  # the clock of one test: nobody else will come
+                    return False
         if entry is None:
             self._clock.wait(self._sooner, wait_s)
         else:
