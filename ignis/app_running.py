@@ -241,7 +241,10 @@ class AppRunning:
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
             self.running = self._ready = False
-            # First: it would start again what is stopped here.
+            # All of them at once: where hundreds are busy, each step that waits takes long until the others are quiet.
+            for queue in self._table.all():
+                queue.begin_stop()
+            # Before the rest: it would start again what is stopped here.
             self._refresher().stop(timeout)
             queues = self._table.all()
             clean: list[bool] = []

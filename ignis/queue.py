@@ -197,6 +197,10 @@ class Queue(PublishingQueue[M]):
         """Makes a consumer that was started ``held`` claim."""
         self._handling.let_go()
 
+    def begin_stop(self) -> None:
+        """The consumer claims nothing more; returns at once. `stop` follows."""
+        self._handling.begin_stop()
+
     def stop(self, timeout: float) -> bool:
         """Stops the consumer and the shovel within ``timeout`` seconds; True when nothing is left claimed. Idempotent. Raises
         ConfigError for an invalid time."""

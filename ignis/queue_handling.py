@@ -221,6 +221,13 @@ class QueueHandling(Generic[M]):
         """Whether the consumer or the shovel runs."""
         return self.consumer is not None or self.shovel.started
 
+    def begin_stop(self) -> None:
+        """The consumer claims nothing more, and handlers that ask are told; returns at once. `stop` follows."""
+        consumer = self.consumer
+        if consumer is not None:
+            note_stopping(self._definition.name, self._app.resources, True)
+            consumer.begin_stop()
+
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
         timeout = check_timeout(timeout)

@@ -97,6 +97,12 @@ class Claims:
         """Workers gave something back: others may be free for it now."""
         raise NotImplementedError
 
+    def begin_end(self) -> None:
+        """Claims no more, and calls back who waits for a load; without waiting for who claims."""
+        self.stopping.set()
+        self.poke()
+        self.wake()
+
     def end(self, timeout: float) -> bool:
         """Claims no more; whether nobody claims any more, after that many seconds at most."""
         raise NotImplementedError
@@ -220,13 +226,14 @@ class ThreadClaims(Claims):
         self.leading.end(0)
         super().fail()
 
-    def end(self, timeout: float) -> bool:
-        until = time.monotonic() + timeout
+    def begin_end(self) -> None:
         # Before the leader is told: a thread that may still lead would be sent away, and come back, again and again.
         self.leading.end(0)
-        self.stopping.set()
-        self._room.ring()
-        self.wake()
+        super().begin_end()
+
+    def end(self, timeout: float) -> bool:
+        until = time.monotonic() + timeout
+        self.begin_end()
         ended = self.leading.end(timeout)
         if self._thread is not None:
             self._thread.join(max(0.1, until - time.monotonic()))

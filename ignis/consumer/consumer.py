@@ -136,6 +136,12 @@ class Consumer:
             self._claims.start_thread(f"ignis-fetch-{self._queue.name}")
             self._plan_check()
 
+    def begin_stop(self) -> None:
+        """Claims nothing more, and begins nothing more where that needs no waiting. `stop` follows. Idempotent."""
+        if self._started:
+            self._claims.begin_end()
+            self._pool.begin_drain()
+
     def stop(self, timeout: float | None = None) -> bool:
         """Drains: no further claims; running handlers finish; what was claimed and not started is reloaded; everything
         finished is acknowledged.

@@ -107,11 +107,15 @@ class LoopClaims(Claims):
         super().fail()
         self.wake()
 
-    def end(self, timeout: float) -> bool:
+    def begin_end(self) -> None:
         self.stopping.set()
+        if self._loop is not None:
+            self.wake()
+
+    def end(self, timeout: float) -> bool:
+        self.begin_end()
         if self._loop is None:
             return True
-        self.wake()
         return self._ended.wait(timeout)
 
     def _loaded(self, wish: int) -> None:

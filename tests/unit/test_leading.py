@@ -298,3 +298,40 @@ def test_nobody_leads_again_and_again_while_a_stop_is_announced(
     monkeypatch.setattr(claims, "wake", slow_wake)
     app.stop(WAIT_S)
     assert len(looks) < 10
+
+
+def test_a_stop_tells_all_queues_before_it_waits_for_any(
+    memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where hundreds are busy, each step that waits takes long until the others are quiet."""
+    order: list[str] = []
+    for name in ("begin_stop", "stop"):
+        whole = getattr(ignis.Queue, name)
+
+        def noted(self: ignis.Queue[Any], *args: Any, whole: Any = whole, name: str = name) -> Any:
+            order.append(name)
+            return whole(self, *args)
+
+        monkeypatch.setattr(ignis.Queue, name, noted)
+    gate, told = Gate(), []
+
+    def handle(number: int, ctx: ignis.Context) -> None:
+        gate(number)
+        told.append(ctx.stopping)
+
+    for number in range(5):
+        queue = memory_app.queue(f"q{number}", int, shards=1)
+        queue.handler(handle)
+        queue.publish_many(range(10))
+    memory_app.start()
+    gate.wait_entered(5)
+    stopping = threading.Thread(target=memory_app.stop)
+    stopping.start()
+    eventually(lambda: order.count("stop") == 5)
+    assert order[:5] == ["begin_stop"] * 5
+    gate.open.set()
+    stopping.join(WAIT_S)
+    assert told == [True] * 5  # nothing was begun behind it
+    for number in range(5):
+        queue = memory_app.queue(f"q{number}", int)
+        assert (queue.stats()["pending"], queue.stats()["in_flight"]) == (9, 0)

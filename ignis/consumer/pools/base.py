@@ -384,6 +384,9 @@ class Pool(abc.ABC):
         time-outs, replaces the dead. Raises WorkerStartError when none is left
         and none can start."""
 
+    def begin_drain(self) -> None:
+        """What was not begun is to be returned from now on, where that needs no waiting. `drain` follows."""
+
     @abc.abstractmethod
     def drain(self, timeout: float) -> bool:
         """Lets workers finish the message they are at and return the rest; True when all of it is accounted for. What still runs

@@ -230,7 +230,7 @@ class ThreadPool(Pool):
         return self._workers
 
     @property
-    def holders(self) -> Sequence[Worker]:
+    def holders(self) -> Sequence[_ThreadWorker]:
         return [*self._workers, *self._leaving]
 
     @property
@@ -295,6 +295,10 @@ class ThreadPool(Pool):
         self.spec.log.failed(failure.reason, said, self.name_of(*overrun), again=again)
         self._lost.append(worker)
         worker.settle_lost(*overrun, failure)
+
+    def begin_drain(self) -> None:
+        for worker in self.holders:
+            worker.give_back()
 
     def drain(self, timeout: float) -> bool:
         self._target = 0
