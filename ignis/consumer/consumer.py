@@ -534,11 +534,13 @@ class Consumer:
     def _fail(self, exc: BaseException) -> None:
         self.failed = exc
         self._claims.fail()
+        if isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
+            log.info(event_text("consumer_queue_gone", "consumer of %s stopped claiming: %s"), self._queue.name, exc)
+            return
         log.error(
             event_text("consumer_failed", "consumer of %s failed and stopped claiming: %s"),
             self._queue.name,
             exc,
             exc_info=exc,
         )
-        if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
-            self._on_failure(exc)
+        self._on_failure(exc)
