@@ -787,7 +787,10 @@ class QueueNotEmptyError(BrokerError):
     code = "queue_not_empty"
 
     def __init__(self, queue: str, messages: int) -> None:
-        super().__init__(f"queue {queue!r} holds {messages} message(s); drain it, or delete it with force")
+        super().__init__(
+            f"queue {queue!r} holds {messages} message(s), those in its sideline and the delayed ones included: let them be "
+            "handled, drop them (ignis sideline drop, ignis later cancel), or delete it with force"
+        )
         self.queue = queue
         self.messages = messages
 
