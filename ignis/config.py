@@ -383,7 +383,10 @@ class ConsumerSettings(_Settings):
         100, "upper limit of consumers per queue and process: threads, worker processes", 1, 1_000
     )
     max_coroutines: int = _setting(
-        1_000, "the same for a handler that is a coroutine function, of which one event loop runs all", 1, 10_000
+        1_000,
+        "the same for a handler that is a coroutine function, of which one event loop runs all of a queue",
+        1,
+        10_000,
     )
     initial_delay_s: float = _setting(0, "wait before the first claim", 0, 3_600)
     idle_poll_s: float = _setting(1.0, "longest wait between looks at an empty queue", 0.001, 1.0)
