@@ -177,7 +177,6 @@ class Acknowledger:
         self._at_end, self._on_error = at_end, on_error
         quick = self._magazines.quick and self._queue.settings.durability != "sync"
         self._slots = ack_slots(self._queue.store) if quick else None
-        self._renew_at = time.monotonic() + _FIRST_LOOK_S
         self._begun = True
 
     def keep(self) -> None:
