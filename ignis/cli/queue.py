@@ -267,6 +267,8 @@ def _held(store: Store, name: str) -> dict[str, int]:
     for magazine, word in ((name, "waiting"), (name + SIDELINE_SUFFIX, "in the sideline")):
         try:
             states = store.magazines.metadata(magazine)
+            if magazine == name:
+                held["delayed"] = store.magazines.delayed(name)
         except QueueNotFoundError:
             continue
         except PermissionDeniedError:
@@ -274,8 +276,6 @@ def _held(store: Store, name: str) -> dict[str, int]:
         found = True
         held[word] = sum(one.pending for one in states)
         held["in flight"] = held.get("in flight", 0) + sum(one.in_flight for one in states)
-        if magazine == name:
-            held["delayed"] = store.magazines.delayed(name)
     if not found:
         queue_record(store, name)  # which says what there is
     return held

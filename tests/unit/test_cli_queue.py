@@ -98,13 +98,14 @@ def test_create(run: Run, app: Ignis) -> None:
 
 def test_delete_refuses_a_queue_with_messages(run: Run, app: Ignis) -> None:
     app.queue("orders", int).publish_many([1, 2])
+    app.queue("orders", int).publish(3, delay=3_600)
     code, _, err = run("queue", "delete", "orders", "--yes")
-    assert (code, "holds 2 message(s)" in err) == (1, True)
+    assert (code, "holds 3 message(s)" in err, "ignis later cancel" in err) == (1, True, True)
     code, _, err = run("queue", "delete", "orders", "--force")
-    assert (code, "2 waiting" in err, "give --yes" in err) == (2, True, True)
+    assert (code, "2 waiting" in err, "1 delayed" in err, "give --yes" in err) == (2, True, True, True)
     assert pending(app) == [1, 2]
     code, out, _ = run("queue", "delete", "orders", "--force", "--yes", "--json")
-    assert (code, out) == (0, ['{"queue":"orders","removed":true,"messages":2}'])
+    assert (code, out) == (0, ['{"queue":"orders","removed":true,"messages":3}'])
     assert app.store.queues.get("orders") is None
     assert run("queue", "delete", "orders", "--yes")[0] == 5
 
