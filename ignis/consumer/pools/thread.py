@@ -302,9 +302,8 @@ class ThreadPool(Pool):
 
     def drain(self, timeout: float) -> bool:
         self._target = 0
-        everyone = [*self._workers, *self._leaving]
-        for worker in everyone:
-            worker.give_back()
+        self.begin_drain()
+        everyone = self.holders
         deadline = time.monotonic() + timeout
         while any(worker.outstanding for worker in everyone):
             if time.monotonic() >= deadline:
