@@ -28,7 +28,7 @@ from ignis.consumer.long_work import LongWork
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk, make_pool
-from ignis.consumer.pools.base import Call
+from ignis.consumer.pools.base import HELD_UP_S, Call
 from ignis.consumer.runner import Runner, message_name, overrun_follows
 from ignis.consumer.taking import wait_for_memory
 from ignis.context import QueueContext
@@ -39,7 +39,7 @@ from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
 from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
-from ignis.upkeep import Timer, run_soon, timers_of
+from ignis.upkeep import Timer, interpreter_wait_s, run_soon, timers_of
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
@@ -54,6 +54,11 @@ _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
 """Where no time-out is to be kept, no process may die, and no message waits behind another: only a thread that ended by itself is
 looked for."""
+
+
+def _held_up_s() -> float:
+    """A call that takes longer holds up what lies behind it: what it waits for the interpreter is the same for all."""
+    return HELD_UP_S + interpreter_wait_s()
 
 
 class Consumer:
@@ -442,11 +447,33 @@ class Consumer:
             )
 
     def _nothing_to_check(self) -> bool:
-        """When a look is due: whether there is nothing to look at. The next that is in hand asks for one."""
+        """When a look is due: whether there is nothing to look at, and the next that is in hand asks for one; or nothing to
+        do, and the next look is planned."""
         with self._lock:  # before it is looked: whoever adds something sees this, or is seen here
             self._check_timer = None
             self._check_often = False
-        return not (self._in_hand or self._pool.to_be_checked or self.spec.pool == "process")
+        if self.spec.pool == "process" or self._pool.to_be_checked:
+            return False
+        return not self._in_hand or self._all_go_on()
+
+    def _all_go_on(self) -> bool:
+        """`_check_once` where it would find nothing to do: threads all of which have begun another message since the last look.
+        A change of threads for each of hundreds of queues, twenty times a second, is what their handlers would wait for."""
+        if self.spec.pool != "thread" or self.spec.timeout_s is not None or self._giving_back.pending:
+            return False
+        if not self._pool_lock.acquire(blocking=False):
+            return False
+        try:
+            if self._acker.finishing or len(self._pool.workers) != self._ready:
+                return False
+            now_s, held_up_s = time.monotonic(), _held_up_s()
+            holders = self._pool.holders
+            if not all(worker.goes_on(now_s, held_up_s) for worker in holders):
+                return False  # the full look sees the others
+        finally:
+            self._pool_lock.release()
+        self._plan_check(often=any(worker.outstanding > 1 for worker in holders))
+        return True
 
     def _check_soon(self) -> None:
         """A worker ended by itself."""
@@ -513,10 +540,10 @@ class Consumer:
     def _look_for_held_up(self, now_s: float) -> bool:
         """Hands what lies behind a call that takes long to others: to workers here that are free, by way of
         `Dispatcher.returned`, and what none takes back to the queue. Returns whether to look again soon."""
-        free = False
+        free, held_up_s = False, _held_up_s()
         for worker in self._pool.holders:
             with self._dispatcher.handing_out:  # from then on it is given nothing until all that it had is there
-                seconds = worker.look(now_s)
+                seconds = worker.look(now_s, held_up_s)
                 if seconds is not None:
                     self._dispatcher.held_up(seconds)
                     worker.hand_over()

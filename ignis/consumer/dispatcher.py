@@ -20,6 +20,7 @@ from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
 from ignis.native import has_none
 from ignis.storage.base import Claim
+from ignis.upkeep import interpreter_wait_s
 
 __all__ = ["Dispatcher"]
 
@@ -28,6 +29,13 @@ _Unit = tuple[Sequence[tuple[int, Sequence[int]]], Sequence[bytes], int]
 
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
+
+_IN_A_CROWD = 8
+"""Where threads wait for the interpreter a worker gets so many messages at a time, though they seem slow: what they take is
+mostly that wait, and each claim and each acknowledgement waits for it too."""
+
+_CROWD_S = 0.2
+"""But no more than take so long, without what one waits."""
 
 _QUICK_S = 0.000_004
 """A call that takes less did not let go of the interpreter: another thread would have to wait for it, and be no sooner."""
@@ -110,6 +118,8 @@ class Dispatcher:
         if not self.handle_s:
             return 1, 1  # one each, to measure: what a worker holds behind a slow message nobody else can have
         chunk = int(settings.chunk_target_s / self.handle_s)
+        if chunk < _IN_A_CROWD and self._spec.pool == "thread" and (wait_s := interpreter_wait_s()):
+            chunk = max(chunk, min(_IN_A_CROWD, int(_CROWD_S / max(self.handle_s - wait_s, self.handle_s / 10))))
         if chunk < 1:
             return 1, 1  # slow handlers get the next message when they are done with the last
         chunk = min(chunk, settings.max_chunk)

@@ -3,7 +3,7 @@
 from ignis.upkeep.lasting import outlast
 from ignis.upkeep.pool import WorkThreads, in_thread
 from ignis.upkeep.threads import SharedThreads, shared_threads
-from ignis.upkeep.timers import Timer, Timers, run_soon, timers_of, upkeep_stalled
+from ignis.upkeep.timers import Timer, Timers, interpreter_wait_s, run_soon, timers_of, upkeep_stalled
 
 __all__ = [
     "SharedThreads",
@@ -11,6 +11,7 @@ __all__ = [
     "Timers",
     "WorkThreads",
     "in_thread",
+    "interpreter_wait_s",
     "outlast",
     "run_soon",
     "shared_threads",

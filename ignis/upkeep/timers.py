@@ -17,7 +17,7 @@ from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
 from ignis.upkeep.threads import shared_threads
 
-__all__ = ["STALLED_S", "Timer", "Timers", "run_soon", "timers_of", "upkeep_stalled"]
+__all__ = ["STALLED_S", "Timer", "Timers", "interpreter_wait_s", "run_soon", "timers_of", "upkeep_stalled"]
 
 log = logging.getLogger("ignis.upkeep")
 
@@ -25,6 +25,11 @@ STALLED_S = 10.0
 """After so long without a thread for what is due the application is not ready any more."""
 
 _SAY_AGAIN_S = 60.0
+_LATE_WEIGHT = 0.2
+_LATE_AT_ALL_S = 0.001
+"""A sleep that ends on time and its thread's way to the interpreter take less."""
+_LATEST_S = 0.5
+
 _RETRY_S = 0.1
 """After so long a call is tried again for which no thread could be started."""
 
@@ -65,6 +70,8 @@ class Timers:
         self._runs = False
         self._short_since_s: float | None = None
         self._said_at_s = float("-inf")
+        self.late_s = 0.0
+        """How long its thread waited of late until it had the interpreter, behind a sleep."""
 
     @property
     def stalled(self) -> bool:
@@ -137,6 +144,7 @@ class Timers:
         if entry is None:
             self._clock.wait(self._sooner, wait_s)
         else:
+            self.late_s += _LATE_WEIGHT * (min(now_s - entry[0], _LATEST_S) - self.late_s)
             self._make(entry)
         return True
 
@@ -204,6 +212,16 @@ def timers_of(clock: Clock | None) -> Timers:
         if found is None:
             found = process.by_hand[clock] = Timers(clock)
         return found
+
+
+def interpreter_wait_s() -> float:
+    """How long a thread of this process waits for the interpreter, about, at present; 0 where it does not to speak of.
+
+    The thread of all timers tells, by how late it comes to what is due. It sleeps as handlers do that wait for a server, and
+    knows when it was to wake."""
+    process = _processes.get(FORKS[0])
+    late_s = 0.0 if process is None else process.shared.late_s
+    return late_s if late_s > _LATE_AT_ALL_S else 0.0
 
 
 def run_soon(call: Callable[[], None]) -> None:

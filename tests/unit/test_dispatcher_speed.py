@@ -50,7 +50,12 @@ class Taker:
 
 
 def claimed(
-    each_s: float, *, leads: bool = True, batch_size: int | None = None, elsewhere_s: float = 0.0
+    each_s: float,
+    *,
+    leads: bool = True,
+    batch_size: int | None = None,
+    elsewhere_s: float = 0.0,
+    target_s: float = 10,
 ) -> tuple[int, list[int]]:
     """How many messages are wanted, and how many of them each of four workers gets in chunks of 1,024, the leader first."""
     workers = [Taker() for _ in range(4)]
@@ -62,7 +67,7 @@ def claimed(
     dispatcher.returned = deque()
     dispatcher.leader = workers[0] if leads else None  # type: ignore[assignment]
     dispatcher._spec = SimpleNamespace(batch_size=batch_size, pool="thread")  # type: ignore[assignment]
-    dispatcher._settings = ConsumerSettings(chunk_target_s=10, max_chunk=1_024)
+    dispatcher._settings = ConsumerSettings(chunk_target_s=target_s, max_chunk=1_024)
     dispatcher._acker = SimpleNamespace(unacked=0)  # type: ignore[assignment]
     dispatcher._in_hand = SimpleNamespace(nbytes=0)  # type: ignore[assignment]
     dispatcher._pool = lambda: SimpleNamespace(workers=workers)  # type: ignore[assignment, return-value]
@@ -81,6 +86,24 @@ def test_others_are_shared_out() -> None:
     assert claimed(1e-6, leads=False) == (8_192, [2_048, 2_048, 2_048, 2_048])  # worker processes
     assert claimed(1e-6, batch_size=10)[1] == [2_048, 2_048, 2_048, 2_048]
     assert claimed(0.0)[0] == 4  # not measured yet
+
+
+@pytest.mark.parametrize(
+    ("each_s", "wait_s", "chunk"),
+    [
+        (0.025, 0.0, 1),  # nobody waits: slow ones come one by one
+        (0.025, 0.005, 8),
+        (0.3, 0.5, 6),  # of which it is others' for the most part, as far as can be told
+        (0.1, 0.01, 2),
+        (5.0, 0.5, 1),
+        (0.001, 0.5, 20),
+    ],
+)
+def test_in_a_crowd_slow_ones_are_claimed_several_at_a_time(
+    each_s: float, wait_s: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ignis.consumer.dispatcher.interpreter_wait_s", lambda: wait_s)
+    assert claimed(each_s, target_s=0.02)[0] == 4 * (2 * chunk if chunk > 1 else 1)
 
 
 def test_the_speed_of_the_same_function_on_another_queue_is_the_first_guess() -> None:

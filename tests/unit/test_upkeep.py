@@ -13,7 +13,7 @@ import ignis
 from ignis.clock import Clock
 from ignis.process_hooks import FORKS
 from ignis.testing import ManualClock
-from ignis.upkeep import SharedThreads, Timers, run_soon, shared_threads, timers, timers_of
+from ignis.upkeep import SharedThreads, Timers, interpreter_wait_s, run_soon, shared_threads, timers, timers_of
 from ignis.upkeep.threads import MOST_OF_A_QUEUE
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, NewThreads, eventually
@@ -197,6 +197,37 @@ def test_what_has_nothing_to_do_when_it_is_due_takes_no_thread() -> None:
     timers_of(None).after(0.001, made.release, fails)  # the call finds out by itself
     assert made.acquire(timeout=WAIT_S)
     assert not made.acquire(timeout=0.05)
+
+
+def test_how_late_the_timers_are_is_known() -> None:
+    by_hand, made = ManualClock(), threading.Semaphore(0)
+    timers = Timers(by_hand)
+    assert timers.late_s == 0
+    timers.after(1, made.release)
+    by_hand.advance(1)
+    assert made.acquire(timeout=WAIT_S)
+    assert timers.late_s == 0
+    for _ in range(20):
+        timers.after(1, made.release)
+        by_hand.advance(3_600)
+        assert made.acquire(timeout=WAIT_S)
+    assert 0.4 < timers.late_s <= 0.5, "no more than that: the machine may have slept"
+    for _ in range(40):
+        timers.after(1, made.release)
+        by_hand.advance(1)
+        assert made.acquire(timeout=WAIT_S)
+    assert timers.late_s < 0.001
+
+
+def test_who_is_on_time_waits_for_nobody() -> None:
+    shared = timers_of(None)
+    before, shared.late_s = shared.late_s, 0.000_9
+    try:
+        assert interpreter_wait_s() == 0
+        shared.late_s = 0.25
+        assert 0.1 < interpreter_wait_s() <= 0.25
+    finally:
+        shared.late_s = before
 
 
 def test_timers_of_a_clock_by_hand_go_by_it() -> None:

@@ -750,6 +750,23 @@ def test_what_is_handed_over_while_it_is_begun_is_accounted_for_once(
     assert reports.done and reports.returned
 
 
+def test_a_worker_goes_on_until_it_would_be_found_held_up(pool_of: MakePool, gate: Gate) -> None:
+    pool, _ = pool_of(gate)
+    (worker,) = pool.workers
+    assert worker.goes_on(1.0), "it has nothing"
+    assert worker.submit(chunk_of(1, ["stop", "b"]), 0, 2)
+    gate.wait_entered()
+    assert worker.goes_on(10.0) and worker.goes_on(10.01)
+    assert not worker.goes_on(10.1)
+    assert not worker.held_up, "that is for who does something about it"
+    assert worker.goes_on(10.1, 0.2), "where others make it wait"
+    assert worker.look(10.1, 0.2) is None and not worker.held_up
+    assert worker.look(10.1) == pytest.approx(0.1) and worker.held_up
+    gate.open.set()
+    eventually(lambda: worker.outstanding == 0)
+    assert worker.goes_on(10.2)
+
+
 def test_a_worker_is_held_up_from_the_second_look_on_until_its_call_ends(pool_of: MakePool, gate: Gate) -> None:
     pool, _ = pool_of(gate)
     (worker,) = pool.workers

@@ -187,18 +187,21 @@ class Worker(abc.ABC):
         """Whether a call was found to take long, and goes on: the worker is to be given nothing meanwhile."""
         return self._held_up_at is not None and self._held_up_at == self.call and self.outstanding > 0
 
-    def look(self, now_s: float) -> float | None:
+    def look(self, now_s: float, held_up_s: float = HELD_UP_S) -> float | None:
         """Looks whether the worker is held up, by a call that it was at when somebody looked before: so no call has to read a
         clock for it. Returns for how many seconds it has been at least; None = it is not."""
+        if self.goes_on(now_s, held_up_s):
+            return None
+        self._held_up_at = self._looked_at
+        return now_s - self._seen_since_s
+
+    def goes_on(self, now_s: float, held_up_s: float = HELD_UP_S) -> bool:
+        """`look`, for who does nothing about one that is held up: false, it is, or will be by the next `look`."""
         call = self.call
         if call is None or call != self._looked_at or not self.outstanding:
             self._looked_at, self._seen_since_s, self._held_up_at = call, now_s, None
-            return None
-        seconds = now_s - self._seen_since_s
-        if seconds < HELD_UP_S:
-            return None
-        self._held_up_at = call
-        return seconds
+            return True
+        return now_s - self._seen_since_s < held_up_s
 
     def hand_over(self) -> None:
         """Reports as returned what the worker has and has not begun, as far as others can take it. From another thread than the
