@@ -1,14 +1,16 @@
 """Many consumers of one queue, and many queues with one each, in one process: does the rate hold, and what does a queue cost?
 
 An embedded store, durability ``none``, thread handlers that do nothing. A run is a process of its own, which publishes a backlog,
-starts the application and waits until the consumers have stored that all of it is done. The memory of a queue is what a process
-has more of its own (RssAnon) when all of them run and wait than it had before they were made.
+starts the application and waits until the consumers have stored that all of it is done. Those of the last table write a line to a
+file that all of them share, beside plain threads that write as many lines and have no queue. The memory of a queue is what a
+process has more of its own (RssAnon) when all of them run and wait than it had before they were made.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,10 @@ from bench.tables import Goal, console, grid_table
 
 CONSUMERS = (1, 2, 5, 10, 25, 50)
 QUEUES = (1, 10, 100, 1_000)
+WRITERS = 300
+"""Queues whose handler writes a line."""
+RUNNING = (0, 1, 4, 16, 64)
+"""By `consumer.max_running`."""
 QUEUE_BYTES = 200 << 10
 """The most that a queue may take."""
 _BACKLOG = 1_000_000
@@ -71,6 +77,47 @@ def by_queues(gate: Gate, directory: str, queues: int, size: int, backlog: int) 
         return _drain(app, made, backlog // queues * queues)
 
 
+def by_running(gate: Gate, directory: str, most: int, size: int, backlog: int) -> float:
+    """The rate over `WRITERS` queues whose handlers write a line each, where so many run at a time. 0 = all."""
+    import ignis
+
+    def write_line(body: bytes) -> None:
+        lines.write("a line\n")
+
+    with (
+        open(f"{directory}/lines", "w", buffering=1, encoding="ascii") as lines,
+        ignis.Ignis(f"embedded://{directory}/store", consumer={"max_running": most}) as app,
+    ):
+        made = [app.queue(f"q{number}", bytes, shards=1, durability="none") for number in range(WRITERS)]
+        for queue in made:
+            queue.handler(write_line)
+            queue.publish_many([b"x" * size] * (backlog // WRITERS))
+        gate()
+        return _drain(app, made, backlog // WRITERS * WRITERS)
+
+
+def without_queues(gate: Gate, directory: str, threads: int, size: int, backlog: int) -> float:
+    """Lines a second of so many plain threads that write them to one file."""
+    begin = threading.Event()
+
+    def write_all() -> None:
+        begin.wait()
+        write = lines.write
+        for _ in range(backlog // threads):
+            write("a line\n")
+
+    with open(f"{directory}/lines", "w", buffering=1, encoding="ascii") as lines:
+        writers = [threading.Thread(target=write_all, daemon=True) for _ in range(threads)]
+        for writer in writers:
+            writer.start()
+        gate()
+        began = time.monotonic()
+        begin.set()
+        for writer in writers:
+            writer.join(_LIMIT_S)
+        return backlog // threads * threads / (time.monotonic() - began)
+
+
 def bytes_of_queue(gate: Gate, directory: str, queues: int, size: int, backlog: int) -> float:
     """The memory that each of so many takes while its consumer waits."""
     import ignis
@@ -94,6 +141,7 @@ def run(options: Options, recorder: Recorder) -> None:
     consumers, queues = (CONSUMERS[:2], QUEUES[:2]) if options.quick else (CONSUMERS, QUEUES)
     _show("consumers", _measured(options, consumers, by_consumers, backlog), recorder)
     _show("queues", _measured(options, queues, by_queues, backlog), recorder)
+    _show_writers(options, recorder)
     for count, sizes in _measured(options, queues[1:], bytes_of_queue, backlog).items():
         result = Result("ignis", "none", "RssAnon a queue that waits", {"queues": count}, n=len(sizes))
         result.extra["queue_bytes"] = Sample(sizes).as_json()
@@ -101,6 +149,21 @@ def run(options: Options, recorder: Recorder) -> None:
         each_kib, most_kib = Sample(sizes).median / 1024, QUEUE_BYTES / 1024
         Goal(f"a queue of {count:,}", each_kib, most_kib, at_most=True, unit=" KiB").show()
     console.print()
+
+
+def _show_writers(options: Options, recorder: Recorder) -> None:
+    """A table of the queues whose handlers write a line."""
+    backlog = WRITERS * (10 if options.quick else 400)
+    plain = _measured(options, (1, WRITERS), without_queues, backlog)
+    found = _measured(options, RUNNING[:3] if options.quick else RUNNING, by_running, backlog)
+    rows = []
+    for name, word, rates in (("plain threads", "threads", plain), ("ignis", "max_running", found)):
+        for count, samples in rates.items():
+            result = Result(name, "none", f"writes a line, {WRITERS} queues", {word: count}, n=len(samples))
+            result.throughput = Sample(list(samples))
+            rows.append((f"{name}, {word} {count or 'all'}", [result]))
+    grid_table(f"{WRITERS} queues whose handlers write a line, lines/s", ["to one file"], rows)
+    recorder.write_all("consumers.writers", [result for _, results in rows for result in results])
 
 
 def _measured(

@@ -39,7 +39,7 @@ from ignis.queue_table import QueueTable
 from ignis.raw_magazines import RawMagazines
 from ignis.storage.base import Store
 from ignis.tracing import open_tracing
-from ignis.upkeep import in_thread
+from ignis.upkeep import Turns, in_thread
 from ignis.urls import redacted
 
 __all__ = ["Ignis"]
@@ -178,6 +178,7 @@ class Ignis(AppSettings):
             start_late=self._start_late,
             failed=self._consumer_failed,
             close=self.close_quietly,
+            turns=Turns(self.consumer_settings.max_running) if self.consumer_settings.max_running else None,
             tracing=self._tracing,
         )
 

@@ -388,6 +388,13 @@ class ConsumerSettings(_Settings):
         1,
         10_000,
     )
+    max_running: int = _setting(
+        0,
+        "threads of one application that are in handlers at a time, over all its queues; 0 = as many as the queues' concurrency "
+        "comes to",
+        0,
+        10_000,
+    )
     initial_delay_s: float = _setting(0, "wait before the first claim", 0, 3_600)
     idle_poll_s: float = _setting(1.0, "longest wait between looks at an empty queue", 0.001, 1.0)
     spin_us: int = _setting(

@@ -17,6 +17,7 @@ from ignis.sweep_result import SweepResult
 
 if TYPE_CHECKING:
     from ignis.tracing.otel import Tracing
+    from ignis.upkeep import Turns
 
 __all__ = ["AppContext", "QueueContext"]
 
@@ -43,6 +44,7 @@ class AppContext:
         failed: told of the error by which a consumer ended.
         close: closes the application in a process that ends anyway.
         tracing: makes its spans; None = it does not trace.
+        turns: of the threads in its handlers; None = all of them may run at a time.
     """
 
     app: Any
@@ -63,6 +65,7 @@ class AppContext:
     failed: Callable[[BaseException], None]
     close: Callable[[], None]
     tracing: Tracing | None = None
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,9 @@ class QueueHandling(Generic[M]):
 
     def _new_consumer(self, spec: HandlerSpec) -> Consumer:
         settings = self._app.consumer_settings
-        return Consumer(self._context(), spec, settings, lambda: self.make_runner(spec), self._app.failed)
+        return Consumer(
+            self._context(), spec, settings, lambda: self.make_runner(spec), self._app.failed, self._app.turns
+        )
 
     @property
     def started(self) -> bool:

@@ -28,6 +28,7 @@ from ignis.native import ThreadBell, set_spin
 from ignis.native.store import Recall
 from ignis.stacks import start_thread
 from ignis.storage.base import FireResult
+from ignis.upkeep import Turn
 
 __all__ = ["Claims", "ThreadClaims"]
 
@@ -215,6 +216,8 @@ class ThreadClaims(Claims):
     def wake(self) -> None:
         self._recall.set()
         self._bell.ring()
+        if (tray := self._tray) is not None and tray.turn is not None:
+            tray.ring()
         super().wake()
 
     def returned(self) -> None:
@@ -294,11 +297,16 @@ class ThreadClaims(Claims):
             self.stopping.wait(min(early_s, wait_s))
             return
         self._after_trouble()
+        turn = self._tray.turn if self._tray is not None else None
+        if turn is not None and not self._is_its_turn(turn, wait_s):
+            return
         if self._dispatcher.returned:
             self._dispatcher.hand_out_again()
             if self._tray:
                 return
         want = 0 if self._look_at_pauses() else self._dispatcher.wanted()
+        if turn is not None and (want <= 0 or self._empty_at is not None):
+            turn.give()
         if want <= 0:
             self._rest()
             self._room.wait(min(wait_s, PASS_S if self._in_hand else _SLEEP_S))
@@ -306,6 +314,12 @@ class ThreadClaims(Claims):
             self._await_load(want, self._empty_at, wait_s)
         else:
             self._fire(want)
+
+    def _is_its_turn(self, turn: Turn, wait_s: float) -> bool:
+        """False: somebody wants to be looked at first. Who has nothing to claim needs no turn."""
+        if self.paused or not (self._empty_at is None or self._dispatcher.returned):
+            return True
+        return turn.take(wait_s) and not self.stopping.is_set()
 
     def _fire(self, want: int) -> None:
         try:
@@ -327,10 +341,12 @@ class ThreadClaims(Claims):
             if self._dispatcher.returned or self._sleep(seen, wait_s):
                 return
             wait_s = min(wait_s, self._settings.idle_poll_s)
-            fired = self._magazines.fire_next(
-                self._name, min(want, self._settings.max_claim), self._owner, seen, wait_s, self._recall,
-                max_bytes=self._room_bytes(),
-            )  # fmt: skip
+            fired = None
+            if self._tray is None or self._tray.turn is None:  # if not, it claims when it is its turn
+                fired = self._magazines.fire_next(
+                    self._name, min(want, self._settings.max_claim), self._owner, seen, wait_s, self._recall,
+                    max_bytes=self._room_bytes(),
+                )  # fmt: skip
             if fired is None:
                 self._magazines.idle(self._name, seen, wait_s)
             elif (result := fired[1]) is not None:
@@ -360,4 +376,6 @@ class ThreadClaims(Claims):
 
     def _wait_after(self, exc: IgnisError) -> None:
         self._passing(exc)
+        if self._tray is not None and self._tray.turn is not None:
+            self._tray.turn.give()
         self.stopping.wait(self._settings.idle_poll_s)

@@ -39,7 +39,7 @@ from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
 from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
-from ignis.upkeep import Timer, interpreter_wait_s, run_soon, timers_of
+from ignis.upkeep import Timer, Turns, interpreter_wait_s, run_soon, timers_of
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
@@ -70,6 +70,7 @@ class Consumer:
         settings: see ``ignis.config``.
         make_runner: makes what calls the handler, one for each worker.
         on_failure: called with what made this consumer end by itself, unless that is the queue's removal.
+        turns: of the threads of all consumers of the application; None = all of them may run at a time.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Consumer:
         settings: ConsumerSettings,
         make_runner: Callable[[], Runner],
         on_failure: Callable[[BaseException], None],
+        turns: Turns | None = None,
     ) -> None:
         self._queue = queue
         self._times = queue.times
@@ -94,7 +96,7 @@ class Consumer:
         self._giving_back = GivingBack(queue, spec, lambda: self._dispatcher, self._in_hand, self.counts)
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand, spec.retry)
         self._dispatcher = Dispatcher(
-            spec, settings, lambda: self._pool, self._in_hand, self._acker, self.counts, self.on_failed
+            spec, settings, lambda: self._pool, self._in_hand, self._acker, self.counts, self.on_failed, turns
         )
         claims_of = (queue, settings, self._dispatcher, self._in_hand, self.counts, self._ended_by)
         self._claims: Claims = LoopClaims(*claims_of) if spec.pool == "async" else ThreadClaims(*claims_of)
@@ -110,6 +112,7 @@ class Consumer:
             start_timeout_s=settings.worker_start_timeout_s,
             cancel_grace_s=settings.cancel_grace_s,
             claims=self._claims,
+            turns=turns,
         )
         self._pool.on_ended = self._check_soon
         self._pool.name_of = self._name_of

@@ -20,7 +20,7 @@ from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
 from ignis.native import has_none
 from ignis.storage.base import Claim
-from ignis.upkeep import interpreter_wait_s
+from ignis.upkeep import Turns, interpreter_wait_s
 
 __all__ = ["Dispatcher"]
 
@@ -29,6 +29,10 @@ _Unit = tuple[Sequence[tuple[int, Sequence[int]]], Sequence[bytes], int]
 
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
+
+_ROUND_S = 0.005
+"""Where threads wait for their turn, one is to last no longer than that, by the measured speed: as long as the interpreter lets a
+thread go on that others wait for."""
 
 _IN_A_CROWD = 8
 """Where threads wait for the interpreter a worker gets so many messages at a time, though they seem slow: what they take is
@@ -53,6 +57,7 @@ class Dispatcher:
         acker: gets what is corrupt.
         counts: where it counts.
         on_failed: called with a message that no worker can take.
+        turns: of the threads that are workers; None = all of them may run at a time.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Dispatcher:
         acker: Acknowledger,
         counts: ConsumerFigures,
         on_failed: Callable[[int, Failure], None],
+        turns: Turns | None = None,
     ) -> None:
         self.returned: deque[tuple[Chunk, int, int]] = deque()
         """Chunk, from, to: claimed, and waiting for a worker."""
@@ -85,6 +91,7 @@ class Dispatcher:
         self._acker = acker
         self._counts = counts
         self._on_failed = on_failed
+        self._turns = turns if spec.pool == "thread" else None
 
     def measured(self, messages: int, seconds: float) -> None:
         """So many took so long together."""
@@ -117,18 +124,22 @@ class Dispatcher:
             return settings.max_chunk, 2 * max(self.workers, min(soon, settings.max_chunk))
         if not self.handle_s:
             return 1, 1  # one each, to measure: what a worker holds behind a slow message nobody else can have
-        chunk = int(settings.chunk_target_s / self.handle_s)
+        target_s = settings.chunk_target_s
+        if self._turns is not None and self._turns.waiting:
+            target_s = min(target_s, _ROUND_S)
+        chunk = int(target_s / self.handle_s)
         if chunk < _IN_A_CROWD and self._spec.pool == "thread" and (wait_s := interpreter_wait_s()):
             chunk = max(chunk, min(_IN_A_CROWD, int(_CROWD_S / max(self.handle_s - wait_s, self.handle_s / 10))))
         if chunk < 1:
             return 1, 1  # slow handlers get the next message when they are done with the last
         chunk = min(chunk, settings.max_chunk)
-        return chunk, 2 * chunk
+        return chunk, chunk if self._turns is not None else 2 * chunk  # of a turn nothing is left for the next
 
     @property
-    def _quick(self) -> bool:
-        """Whether messages of worker threads are handled where they are claimed."""
-        return self._spec.batch_size is None and 0 < self.handle_s < _QUICK_S
+    def _where_claimed(self) -> bool:
+        """Whether messages of worker threads are handled where they are claimed: quick ones are, and where threads take turns
+        it is the turn of the one that claims."""
+        return self._turns is not None or (self._spec.batch_size is None and 0 < self.handle_s < _QUICK_S)
 
     def wanted(self) -> int:
         """How many messages to claim now; 0 while the workers have enough."""
@@ -140,7 +151,7 @@ class Dispatcher:
             self.handle_s = self._speed.each_s  # of the same function on another queue
         _, window = self._window()
         leader = self.leader
-        if leader is not None and self._quick:
+        if leader is not None and self._where_claimed:
             # Its own window, and no other's: who leads next claims for himself.
             return min(window - leader.outstanding, room) if leader.outstanding <= window // 2 else 0
         workers = [worker for worker in self._pool().workers if not worker.held_up]
@@ -157,7 +168,7 @@ class Dispatcher:
         self._counts.fetched += total
         size, _ = self._window()
         idle = sum(worker.outstanding == 0 for worker in self._pool().workers)
-        if idle > 1 and self._spec.batch_size is None and not (self._quick and self.leader is not None):
+        if idle > 1 and self._spec.batch_size is None and not (self._where_claimed and self.leader is not None):
             # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
             least = int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
             size = max(1, min(size, max(-(-total // idle), least)))
@@ -310,7 +321,7 @@ class Dispatcher:
         quick all is for that one."""
         if worker is not self.leader:
             return worker.outstanding, True
-        return (-1 if self._quick else worker.outstanding), False
+        return (-1 if self._where_claimed else worker.outstanding), False
 
 
 def _end_mixed(mixed: Mixed, units: list[_Unit]) -> None:

@@ -11,6 +11,8 @@ from ignis.config import ConsumerSettings
 from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.speeds import Speed, speed_of
+from ignis.native import ThreadBell
+from ignis.upkeep import Turn, Turns
 
 
 def learned(*measured: tuple[int, float]) -> float:
@@ -55,6 +57,7 @@ def claimed(
     leads: bool = True,
     batch_size: int | None = None,
     elsewhere_s: float = 0.0,
+    turns: Turns | None = None,
     target_s: float = 10,
 ) -> tuple[int, list[int]]:
     """How many messages are wanted, and how many of them each of four workers gets in chunks of 1,024, the leader first."""
@@ -67,6 +70,7 @@ def claimed(
     dispatcher.returned = deque()
     dispatcher.leader = workers[0] if leads else None  # type: ignore[assignment]
     dispatcher._spec = SimpleNamespace(batch_size=batch_size, pool="thread")  # type: ignore[assignment]
+    dispatcher._turns = turns
     dispatcher._settings = ConsumerSettings(chunk_target_s=target_s, max_chunk=1_024)
     dispatcher._acker = SimpleNamespace(unacked=0)  # type: ignore[assignment]
     dispatcher._in_hand = SimpleNamespace(nbytes=0)  # type: ignore[assignment]
@@ -88,6 +92,18 @@ def test_others_are_shared_out() -> None:
     assert claimed(0.0)[0] == 4  # not measured yet
 
 
+def test_who_has_his_turn_claims_one_chunk_for_himself() -> None:
+    turns = Turns(1)
+    assert claimed(10e-6, turns=turns) == (1_024, [1_024, 0, 0, 0])
+    assert claimed(0.0, turns=turns)[0] == 1
+    assert claimed(0.001, turns=turns, target_s=0.02)[0] == 20
+    waiting = [Turn(turns, ThreadBell()) for _ in range(2)]
+    assert [turns.take(turn) for turn in waiting] == [True, False]
+    assert claimed(0.001, turns=turns, target_s=0.02)[0] == 5, "others wait for theirs"
+    assert claimed(0.001, turns=turns, target_s=0.002)[0] == 2
+    assert claimed(1.0, turns=turns)[0] == 1
+
+
 @pytest.mark.parametrize(
     ("each_s", "wait_s", "chunk"),
     [
@@ -104,6 +120,7 @@ def test_in_a_crowd_slow_ones_are_claimed_several_at_a_time(
 ) -> None:
     monkeypatch.setattr("ignis.consumer.dispatcher.interpreter_wait_s", lambda: wait_s)
     assert claimed(each_s, target_s=0.02)[0] == 4 * (2 * chunk if chunk > 1 else 1)
+    assert claimed(each_s, target_s=0.02, turns=Turns(1))[0] == chunk
 
 
 def test_the_speed_of_the_same_function_on_another_queue_is_the_first_guess() -> None:

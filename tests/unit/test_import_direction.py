@@ -293,7 +293,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "opening publishing records returning",
     ),
     "ignis.upkeep": (
-        "threads",
+        "threads turns",
         "lasting pool timers",
     ),
 }

@@ -178,6 +178,11 @@ class Worker(abc.ABC):
         return False
 
     @property
+    def returning(self) -> bool:
+        """Whether it gives back what it has not begun, from now on."""
+        return self.going
+
+    @property
     def call(self) -> int | None:
         """A number that is another with each call that begins. None = there is none for which anything has to wait."""
         return None

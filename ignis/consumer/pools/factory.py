@@ -12,6 +12,7 @@ from ignis.consumer.pools.leading import Feeder
 from ignis.consumer.pools.process import ProcessPool
 from ignis.consumer.pools.thread import ThreadPool
 from ignis.consumer.runner import Runner
+from ignis.upkeep import Turns
 
 __all__ = ["make_pool"]
 
@@ -27,6 +28,7 @@ def make_pool(
     start_timeout_s: float = 60.0,
     cancel_grace_s: float = 10.0,
     claims: object = None,
+    turns: Turns | None = None,
 ) -> Pool:
     """The pool that ``spec.pool`` names, without workers yet.
 
@@ -36,6 +38,7 @@ def make_pool(
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a worker process may take until it is ready.
         cancel_grace_s: how long one may go on with a message that was cancelled.
+        turns: of the application's threads; None = all of them may run.
         claims: a `Feeder` for threads that claim, a `LoopFeeder` for coroutines; None = they are fed, as processes always are.
     """
     if spec.pool == "async":
@@ -56,4 +59,5 @@ def make_pool(
         make_runner,
         give_back_s=give_back_s,
         feeder=cast("Feeder | None", claims),
+        turns=turns,
     )

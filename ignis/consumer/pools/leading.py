@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ignis.consumer.pools.base import Part, Worker
 from ignis.native import ThreadBell
+from ignis.upkeep import Turn, Turns
 
 __all__ = ["Feeder", "Leading", "Tray"]
 
@@ -33,17 +34,19 @@ class Tray:
     Args:
         worker: whose it is.
         feeder: lets the thread lead while it has nothing; None = others feed it.
+        turns: what it takes is for when it is the thread's turn; None = it has no need of one.
     """
 
     poll_s = 60.0
 
-    def __init__(self, worker: Worker, feeder: Feeder | None) -> None:
+    def __init__(self, worker: Worker, feeder: Feeder | None, turns: Turns | None = None) -> None:
         self._worker = worker
         self._feeder = feeder
         self.parts: deque[Part] = deque()
         """What is in it. Only the thread itself, while it leads, adds to it here."""
         self._leads = False
         self._bell = ThreadBell()
+        self.turn = Turn(turns, self._bell) if turns is not None else None
 
     def __bool__(self) -> bool:
         """Whether there is anything in it."""
@@ -60,17 +63,31 @@ class Tray:
 
     def end(self) -> None:
         """The thread itself ends. Should it have been called to lead, another is."""
+        self.give_up()
         if self._feeder is not None:
             self._feeder.leading.pass_on()
 
+    def give_up(self) -> None:
+        """The thread is given up: its turn is another's. From any thread."""
+        if self.turn is not None:
+            self.turn.end()
+
     def take(self, most: int, wait_s: float) -> list[Part]:
         """See `ignis.consumer.pools.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
+        if self.turn is not None:
+            self.turn.give()
         if not self.parts and wait_s > 0:
             if self._feeder is None:
                 self._bell.wait(wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
+        if self.parts and not self.begin():
+            return []
         return self._taken(most)
+
+    def begin(self) -> bool:
+        """See `ignis.consumer.pools.loop.Inbox`."""
+        return self.turn is None or self._worker.returning or self.turn.take(self.poll_s)
 
     def take_away(self) -> list[Part]:
         """What it was given and has not taken. From any thread."""

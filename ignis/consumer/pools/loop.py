@@ -38,6 +38,9 @@ class Inbox(Protocol):
         """The oldest parts, at most so many; none when there was nothing within the time, or somebody wants to be looked at
         sooner. Raises ClosedError, PeerDiedError when no more will come."""
 
+    def begin(self) -> bool:
+        """Before something that was taken earlier is handled. False: not now, somebody wants to be looked at."""
+
 
 class Returns(Protocol):
     """What a process has given back, and its parent may not have heard of yet."""
@@ -71,6 +74,9 @@ class FramesInbox:
             if first <= request_id < first + len(records):
                 return records[request_id - first]
         return None
+
+    def begin(self) -> bool:
+        return True
 
     def take(self, most: int, wait_s: float) -> list[Part]:
         with self._taking:
@@ -333,7 +339,12 @@ class WorkLoop:
                     self._sink.on_returned(first_id, count)
                 if self._should_stop():
                     return
-            while batch := self._next_batch(size, due=clock() - since >= self._batch_wait_s):
+            while (
+                self._held
+                and (due := clock() - since >= self._batch_wait_s or self._held.count >= size)
+                and self._inbox.begin()
+                and (batch := self._next_batch(size, due=due))
+            ):
                 since = clock()
                 if not self._run_batch(batch):
                     return

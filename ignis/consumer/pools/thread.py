@@ -19,6 +19,7 @@ from ignis.log_format import event_text
 from ignis.message import REASON_CRASH
 from ignis.native.histogram import Histogram
 from ignis.stacks import start_thread
+from ignis.upkeep import Turns
 
 __all__ = ["ThreadPool"]
 
@@ -74,7 +75,7 @@ class _ThreadWorker(Worker):
         self.ended = False
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
-        self.tray = Tray(self, pool.feeder)
+        self.tray = Tray(self, pool.feeder, pool.turns)
         self._pool = pool
         spec = pool.spec
         self._loop = WorkLoop(
@@ -92,6 +93,10 @@ class _ThreadWorker(Worker):
     @property
     def going(self) -> bool:
         return self.stopping or self.given_up
+
+    @property
+    def returning(self) -> bool:
+        return self.going or self._loop.returning
 
     def give_back(self, *, stop: bool = False) -> None:
         """What it has not started is to be given back; with ``stop`` the thread ends after that."""
@@ -130,7 +135,7 @@ class _ThreadWorker(Worker):
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
         with self._lock:
-            if self.going or self._loop.returning:
+            if self.returning:
                 return False
             self._owe(chunk, start, stop)
             try:
@@ -190,7 +195,8 @@ class _ThreadWorker(Worker):
             self.given_up = True
             first_id, count, began_s = self._running
             self.durations.add(now_s - began_s, count)
-            return first_id, count
+        self.tray.give_up()
+        return first_id, count
 
     def give_up(self, failure: Failure | None) -> None:
         """Takes everything from the worker: what it is at goes where `settle_lost` says, the rest back."""
@@ -199,6 +205,7 @@ class _ThreadWorker(Worker):
                 return
             self.given_up = True
             first_id, count = self._loop.at
+        self.tray.give_up()
         self.settle_lost(first_id, count, failure)
 
 
@@ -213,8 +220,10 @@ class ThreadPool(Pool):
         *,
         give_back_s: float,
         feeder: Feeder | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.feeder = feeder
+        self.turns = turns
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
