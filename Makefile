@@ -123,6 +123,10 @@ mutants: system-packages ## planted mistakes that the sanitizers must catch
 test-py: $(STAMPS)/build $(STAMPS)/flights ## the Python tests (PYTEST_ARGS)
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
+.PHONY: test-long
+test-long: $(STAMPS)/build $(STAMPS)/flights dist/.built ## the Python tests marked `long`, which `make test` leaves out (PYTEST_ARGS)
+	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
+
 .PHONY: test
 test: system-packages ## everything that must pass before a change goes in; some seventeen minutes on two cores
 	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
@@ -146,7 +150,7 @@ test-all: ## the Python tests on every Python 3.10 to 3.14 of this machine (.ven
 	@scripts/test-all '$(MAKE)'
 
 .PHONY: torture
-torture: system-packages $(STAMPS)/build ## the long form: power cuts, kill -9, failing system calls (TORTURE_ARGS)
+torture: system-packages $(STAMPS)/build $(if $(filter all,$(TORTURE_ARGS)),test-long) ## the long form: test-long, then power cuts, kill -9, failing system calls (TORTURE_ARGS)
 	$(PY) -m tests.torture $(TORTURE_ARGS)
 
 # -- Distributions -----------------------------------------------------------------------------------------------------
@@ -167,7 +171,7 @@ wheel: dist/.built ## source distribution and wheel: contents checked, wheel ins
 
 .PHONY: wheel-tests
 wheel-tests: dist/.built $(STAMPS)/build ## the tests that each wheel is tried with where it is built: from the wheel alone, in an empty environment
-	IGNIS_TEST_WHEEL=all $(PY) -m pytest -n0 -s tests/packaging/test_wheel_tests.py
+	IGNIS_TEST_WHEEL=all $(PY) -m pytest --long -n0 -s tests/packaging/test_wheel_tests.py
 
 .PHONY: reproducible
 reproducible: $(STAMPS)/packages ## the wheel built twice, in two places: the same bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,11 +98,46 @@ def pytest_configure() -> None:
 _OF_SPARK = ("tests/integration/pipeline/", "tests/integration/spark/", "tests/integration/test_demo_spark.py")
 
 
+_LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run what is marked `long` too, which is left out otherwise (-m long: that alone)",
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, those of Spark come first: one process takes them all, and at the end the others
+    """Leaves out what is marked `long`, unless `--long` or an expression of `-m` speaks of it.
+
+    Where several processes share the tests, those of Spark come first: one process takes them all, and at the end the others
     would wait for it."""
+    if not config.getoption("--long") and not re.search(r"\blong\b", config.option.markexpr):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        config.stash[_LEFT_OUT] = len(long)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(_OF_SPARK))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process has collected all tests, and the one that writes the summary none."""
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(_LEFT_OUT, 0):
+        how = "`make test-long` runs them, `--long` with a file or a test those too"
+        terminalreporter.line(f"Of the tests {left_out} marked `long` were left out: {how}.")
 
 
 @pytest.hookimpl(optionalhook=True)
