@@ -132,24 +132,21 @@ def at_each_allocation(act: Callable[[], object], run: Callable[[], object], thr
     """
     gc.collect()
     gc.freeze()  # what is there already: each collection would go through all that this process has imported
-    try:
-        for threshold in thresholds:
-            gc.disable()
-            gc.collect()
+    for threshold in thresholds:
+        gc.disable()
+        gc.collect()
 
-            class Trash:
-                def __del__(self) -> None:
-                    with contextlib.suppress(errors.IgnisError, ValueError, BufferError):
-                        act()
+        class Trash:
+            def __del__(self) -> None:
+                with contextlib.suppress(errors.IgnisError, ValueError, BufferError):
+                    act()
 
-            one = Trash()
-            one.me = one  # type: ignore[attr-defined]
-            del one
-            gc.set_threshold(threshold, 1, 1)
-            gc.enable()
-            run()
-    finally:
-        gc.unfreeze()
+        one = Trash()
+        one.me = one  # type: ignore[attr-defined]
+        del one
+        gc.set_threshold(threshold, 1, 1)
+        gc.enable()
+        run()
     gc.set_threshold(700, 10, 10)
 
 
