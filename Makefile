@@ -124,12 +124,12 @@ test-py: $(STAMPS)/build $(STAMPS)/flights ## the Python tests (PYTEST_ARGS)
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: $(STAMPS)/build $(STAMPS)/flights dist/.built ## the Python tests marked `long`, which `make test` leaves out (PYTEST_ARGS)
+test-long: $(STAMPS)/build $(STAMPS)/flights test-c dist/.built ## the Python tests marked `long`, which `make test` leaves out, and the C tests in full (PYTEST_ARGS)
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
 
 .PHONY: test
 test: system-packages ## everything that must pass before a change goes in; some seventeen minutes on two cores
-	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
+	@IGN_TEST_EVERY=5 IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
 	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory step-test-py
 
 # One step of `make test`, and how long it took.
