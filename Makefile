@@ -10,7 +10,7 @@ SHELL := /bin/sh
 
 IGNIS_PYTHON ?= python3
 VENV ?= .venv
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 4
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 5
 BENCH_ARGS ?= all
@@ -31,7 +31,7 @@ export CYTHON_CACHE_DIR ?= $(CURDIR)/build/cython-cache
 # What comes before the Python tests, whose summary is what stands at the end. Two run at a time, each on one core; those of
 # the C core begin while the virtual environment is made.
 C_CHECKS := sanitize-c fuzz test-c mutants
-PY_CHECKS := lint typecheck wheel sanitize-py stubtest instructions micro
+PY_CHECKS := lint typecheck wheel sanitize-py collect stubtest instructions micro
 CHECKS := $(PY_CHECKS) $(C_CHECKS)
 # What a check says stands together, where make can do that: not with the 3.81 of macOS.
 TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=recurse)
@@ -127,6 +127,12 @@ test-py: $(STAMPS)/build $(STAMPS)/flights ## the Python tests (PYTEST_ARGS)
 test-long: $(STAMPS)/build $(STAMPS)/flights test-c dist/.built ## the Python tests marked `long`, which `make test` leaves out, and the C tests in full (PYTEST_ARGS)
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
 
+# Five processes read the tests at the same time in test-py: what pytest makes of the files is made once, and kept.
+.PHONY: collect
+collect: $(STAMPS)/build ## every test file can be read; what pytest makes of it is kept
+	@$(PY) -m pytest -p no:xdist -q --collect-only > $(STAMPS)/collected || { cat $(STAMPS)/collected; exit 1; }
+	@tail -n 1 $(STAMPS)/collected
+
 .PHONY: test
 test: system-packages ## everything that must pass before a change goes in; some seventeen minutes on two cores
 	@IGN_TEST_EVERY=5 IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
@@ -158,10 +164,11 @@ torture: system-packages $(STAMPS)/build $(if $(filter all,$(TORTURE_ARGS)),test
 # The files in a wheel have the time of the commit, so that the same tree gives the same bytes.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
 
-# The wheel is built from the source distribution, so that a file missing there is noticed.
+# The wheel is built from the source distribution, so that a file missing there is noticed. What that needs is in the virtual
+# environment: two more, with the same packages, would take half a minute. The wheels of a release are built in their own.
 dist/.built: $(STAMPS)/packages setup.py pyproject.toml MANIFEST.in README.md LICENSE $(NATIVE_SOURCES) $(PACKAGE_SOURCES)
 	rm -rf dist
-	$(PY) -m build
+	$(PY) -m build --no-isolation
 	@touch $@
 
 .PHONY: wheel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
@@ -34,7 +35,8 @@ bodies = st.binary(max_size=2000)
 record_lists = st.lists(st.binary(max_size=80), min_size=1, max_size=40)
 places = st.tuples(st.integers(0, 2**32 - 1), u16, st.integers(0, 2**62))
 
-quick = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("IGNIS_TEST_EXAMPLES", "100"))
+quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def crc32c_bitwise(data: bytes) -> int:
