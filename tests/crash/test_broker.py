@@ -17,6 +17,7 @@ def test_nothing_is_lost_when_broker_and_clients_are_killed() -> None:
     assert outcome.figures["acked"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plant", [broker.answers_before_storing, broker.deletes_on_delivery])
 def test_planted_faults_are_caught(plant: object) -> None:
     rng = random.Random(2)
@@ -37,8 +38,8 @@ def test_damaged_frames() -> None:
 
 
 def test_hostile_clients() -> None:
-    outcome = broker_wire.hostile(100)
+    outcome = broker_wire.hostile(30)
     if outcome.skipped:
         pytest.skip(outcome.skipped)
     assert outcome.ok, outcome.faults
-    assert outcome.figures["idle_connections"] == 100
+    assert outcome.figures["idle_connections"] == 30

@@ -87,6 +87,13 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def mutants_option(command: Callable[..., None]) -> Callable[..., None]:
+    """For a subcommand whose last test plants faults, which the tests before it must catch."""
+    return click.option(
+        "--mutants/--no-mutants", "planted", default=True, help="Whether the planted faults are tried as well."
+    )(command)
+
+
 def powercut_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ...]) -> Tests:
     for kind in kinds:
         for durability in durabilities:
@@ -169,7 +176,7 @@ def full_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ...]) 
         )
 
 
-def fleet_tests(run: Run, short: bool, seconds: float) -> Tests:
+def fleet_tests(run: Run, short: bool, seconds: float, planted: bool) -> Tests:
     """On an embedded store, and on the Aerospike server that ``IGNIS_TEST_AEROSPIKE`` names."""
     named = os.environ.get("IGNIS_TEST_AEROSPIKE", "")
     for server in ("", named) if named else ("",):
@@ -178,7 +185,8 @@ def fleet_tests(run: Run, short: bool, seconds: float) -> Tests:
         yield lambda server=server: fleet.autoscaling(  # type: ignore[misc]
             4_000 if short else 100_000, most=2 if short else 4, server=server
         )
-    yield lambda: mutants.fleet_mutants(run.rng)
+    if planted:
+        yield lambda: mutants.fleet_mutants(run.rng)
     if not named:
         yield lambda: Outcome("fleet/aerospike", skipped="IGNIS_TEST_AEROSPIKE names no server")
 
@@ -205,7 +213,7 @@ def powercut_command(rounds: int, seed: int | None, time_limit: float, short: bo
 
 @main.command("kill9", help="kill -9 of every actor, at random and at every commit.")
 @options
-@click.option("--short", is_flag=True, help="Every third crash point, two pairs of durability.")
+@click.option("--short", is_flag=True, help="A few crash points, one pair of durability.")
 def kill9_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
     run = Run(rounds, seed, time_limit)
     pairs = (("sync", ""), ("sync", "interval"))
@@ -216,7 +224,7 @@ def kill9_command(rounds: int, seed: int | None, time_limit: float, short: bool)
             container_tests(run, mixed if short else pairs, 3 if short else 50),
             race_tests(run, 50),
             app_tests(run, 100, ("thread", "process", "async"), most=2 if short else 0),
-            crash_tests(5 if short else 1, mixed if short else pairs),
+            crash_tests(25 if short else 1, mixed if short else pairs),
         )
     )
 
@@ -266,34 +274,44 @@ def damage_command(rounds: int, seed: int | None, time_limit: float, short: bool
 @main.command("leader", help="The leader dies, is stopped, is cut off; ZooKeeper dies. Needs ZooKeeper.")
 @options
 @click.option("--short", is_flag=True, help="Each fault once, and no bound on the time.")
-def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@mutants_option
+def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool, planted: bool) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(leader.tests(run.of(4 if short else 50), run.rng("leader"), short=short, deadline=run.deadline))
+    run.carry_out(
+        leader.tests(run.of(4 if short else 50), run.rng("leader"), short=short, planted=planted, deadline=run.deadline)
+    )
 
 
 @main.command("schedules", help="A fast schedule whose leaders die or stop at every step.")
 @options
 @click.option("--short", is_flag=True, help="20 changes of leaders instead of 200.")
-def schedules_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@mutants_option
+def schedules_command(rounds: int, seed: int | None, time_limit: float, short: bool, planted: bool) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(schedules.tests(run.of(20 if short else 200), run.rng("schedules"), deadline=run.deadline))
+    run.carry_out(
+        schedules.tests(run.of(20 if short else 200), run.rng("schedules"), planted=planted, deadline=run.deadline)
+    )
 
 
 @main.command("later", help="Delayed messages and retries under kill -9, while the wall clock is set by hours.")
 @options
 @click.option("--short", is_flag=True, help="A few rounds, and the planted faults.")
-def later_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@mutants_option
+def later_command(rounds: int, seed: int | None, time_limit: float, short: bool, planted: bool) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(later.tests(run.of(3 if short else 100), run.rng, deadline=run.deadline))
+    run.carry_out(later.tests(run.of(3 if short else 100), run.rng, planted=planted, deadline=run.deadline))
 
 
 @main.command("fleet", help="A supervised fleet under fire for 5 minutes, and an autoscaled one under a burst.")
 @options
 @click.option("--short", is_flag=True, help="8 seconds, and a small burst.")
 @click.option("--seconds", type=float, default=0, help="Of fire; 0 = 300, or 8 in the short form.")
-def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool, seconds: float = 0) -> None:
+@mutants_option
+def fleet_command(
+    rounds: int, seed: int | None, time_limit: float, short: bool, planted: bool, seconds: float = 0
+) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(fleet_tests(run, short, seconds or (8 if short else 300)))
+    run.carry_out(fleet_tests(run, short, seconds or (8 if short else 300), planted))
 
 
 @main.command(
@@ -375,7 +393,8 @@ def broker_command(rounds: int, seed: int | None, time_limit: float, short: bool
 @main.command("relay", help="kill -9 of the relay and of its producers, at random and between the steps of a turn.")
 @options
 @click.option("--short", is_flag=True, help="A few rounds.")
-def relay_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@mutants_option
+def relay_command(rounds: int, seed: int | None, time_limit: float, short: bool, planted: bool) -> None:
     run = Run(rounds, seed, time_limit)
     usual = 2 if short else 60
     tests: list[Callable[[], Outcome]] = [
@@ -386,7 +405,8 @@ def relay_command(rounds: int, seed: int | None, time_limit: float, short: bool)
     ]
     tests.append(lambda: relay.relay_steps(run.of(usual), run.rng("relay/steps"), deadline=run.deadline))
     tests.append(lambda: relay.relay_jobs(60 if short else 1_000, run.rng("relay/jobs"), deadline=run.deadline))
-    tests.append(lambda: relay.relay_mutants(run.rng("relay/mutants")))
+    if planted:
+        tests.append(lambda: relay.relay_mutants(run.rng("relay/mutants")))
     run.carry_out(iter(tests))
 
 

@@ -322,14 +322,16 @@ MUTANTS = (
 )
 
 
-def tests(rounds: int, rng: Callable[[str], random.Random], *, deadline: float) -> Iterator[Callable[[], Outcome]]:
+def tests(
+    rounds: int, rng: Callable[[str], random.Random], *, planted: bool, deadline: float
+) -> Iterator[Callable[[], Outcome]]:
     """Two durabilities, then the planted faults."""
     for durability in ("sync", "interval"):
         yield lambda durability=durability: later_kill9(  # type: ignore[misc]
             rounds, rng(f"later/{durability}"), durability=durability, deadline=deadline
         )
 
-    def planted() -> Outcome:
+    def mutants() -> Outcome:
         outcome = Outcome("later/mutants")
         for mutant in MUTANTS:
             found = later_kill9(_PATIENCE, rng(f"later/{mutant.name}"), mutant=mutant)
@@ -339,4 +341,5 @@ def tests(rounds: int, rng: Callable[[str], random.Random], *, deadline: float) 
             )
         return outcome.finish()
 
-    yield planted
+    if planted:
+        yield mutants

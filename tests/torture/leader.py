@@ -434,7 +434,9 @@ def _judge(fleet: Fleet) -> None:
         outcome.fault(f"message {highest} was never sent")
 
 
-def tests(rounds: int, rng: random.Random, *, short: bool, deadline: float) -> Iterator[Callable[[], Outcome]]:
+def tests(
+    rounds: int, rng: random.Random, *, short: bool, planted: bool, deadline: float
+) -> Iterator[Callable[[], Outcome]]:
     """The rounds; a minute without ZooKeeper; and the planted fault, which must be found."""
     why = missing()
     if why:
@@ -443,7 +445,8 @@ def tests(rounds: int, rng: random.Random, *, short: bool, deadline: float) -> I
     yield lambda: leader_rounds(rounds, rng, timed=not short, deadline=deadline)
     if not short:
         yield lambda: leader_rounds(1, rng, faults=("zookeeper",), outage_s=60.0, deadline=deadline)
-    yield lambda: _planted(rng)
+    if planted:
+        yield lambda: _planted(rng)
 
 
 def _planted(rng: random.Random) -> Outcome:

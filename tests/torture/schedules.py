@@ -251,9 +251,10 @@ def _follow(children: list[Child], until: Callable[[], bool], what: str) -> None
         raise TimeoutError(f"{what}: not within {_BOUND_S:g} s; {' | '.join(one.trouble(600) for one in children)}")
 
 
-def tests(rounds: int, rng: random.Random, *, deadline: float) -> Iterator[Callable[[], Outcome]]:
+def tests(rounds: int, rng: random.Random, *, planted: bool, deadline: float) -> Iterator[Callable[[], Outcome]]:
     """Of all changes of leaders a tenth are by processes that stop and go on: each of these takes a lease's time."""
     yield lambda: schedule_rounds(rounds, rng, signal.SIGKILL, deadline=deadline)
     yield lambda: schedule_rounds(max(3, rounds // 10), rng, signal.SIGSTOP, deadline=deadline)
     yield lambda: schedule_rounds(max(8, rounds // 5), rng, signal.SIGKILL, swinging=True, deadline=deadline)
-    yield lambda: schedule_rounds(12, rng, signal.SIGKILL, mutant=MUTANT)
+    if planted:
+        yield lambda: schedule_rounds(12, rng, signal.SIGKILL, mutant=MUTANT)
