@@ -60,6 +60,9 @@ def start(directory: Path) -> Any:
         .config("spark.driver.memory", "1g")
         .config("spark.local.dir", str(directory / "local"))
         .config("spark.sql.shuffle.partitions", "4")
+        # Compiling a class for each plan takes longer than these tests' few rows.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         # The quick compiler alone: the tests run short, and the thorough one would take a core from them. With it come 48 MB
         # for its code, which are soon full: what is thrown out is compiled again.

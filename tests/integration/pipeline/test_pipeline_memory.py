@@ -77,6 +77,7 @@ def test_an_unfinished_run(runs: Runs) -> None:
     assert (again := runs.ingest(accept_changes=True)).resumed and again.known == 3
 
 
+@pytest.mark.long
 def test_one_that_has_published_nothing_is_taken_up(runs: Runs) -> None:
     with pytest.raises(KeyboardInterrupt):
         runs.ingest(progress=Ending("check"))
@@ -84,6 +85,7 @@ def test_one_that_has_published_nothing_is_taken_up(runs: Runs) -> None:
     assert runs.ingest().published == 3
 
 
+@pytest.mark.long
 def test_files_that_are_read_again(runs: Runs, new_app: Callable[..., Ignis]) -> None:
     """With ``--all``, and because they have changed; not one that has only grown."""
     assert runs.ingest().published == 3

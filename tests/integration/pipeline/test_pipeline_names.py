@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 NAMES = ('q"q', "back\\slash", "tab\tname", "semi;colon", "a - b", "Customer No", "ID", "id", "%41")
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("jsonl", marks=pytest.mark.long)])
 def test_odd_names_of_columns(spark: Any, embedded_url: str, tmp_path: Path, kind: str) -> None:
     """Quotes, backslashes and what SQL takes for an expression: in the files, in the bodies, and as folders."""
     row = {name: f"value {number}" for number, name in enumerate(NAMES)}

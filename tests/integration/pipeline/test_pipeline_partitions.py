@@ -72,7 +72,13 @@ def test_values_like_null_come_back_as_what_they_were(bench: Bench) -> None:
     seen = {row["id"]: row["v"] for row in arrow if row["id"] not in nulls}
     assert seen == {row["id"]: row["v"] or "\0" for row in rows if row["id"] not in nulls}
     assert bench.messages() == []
-    # An ingest reads what an export has written.
+
+
+@pytest.mark.long
+def test_an_ingest_reads_what_an_export_has_written(bench: Bench) -> None:
+    rows = [{"id": str(n), "outer": VALUES[n % 3], "v": value} for n, value in enumerate(VALUES)]
+    parts = fill(bench, SCHEMA, rows, export={"partition_by": ["outer", "v"], "envelope": ["key"]})
+    assert bench.export(SCHEMA, **parts).written == len(rows)
     again = {"format": "parquet", "paths": ["out"], "scope": "run", "dedup": ["id"]}
     assert bench.ingest(SCHEMA, ingest=again, settings={}, name="back").published == len(rows)
     bodies = [json.loads(text) for text in bench.texts()]
@@ -144,6 +150,7 @@ def test_files_are_read_with_a_schema(bench: Bench) -> None:
                                                      bench.directory))  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_session_in_a_plain_locale(tmp_path: Path) -> None:
     """As cron starts it: Java would name no file ``é``."""
     code = (
@@ -162,6 +169,7 @@ def test_a_session_in_a_plain_locale(tmp_path: Path) -> None:
     assert done.stdout.endswith("UTF-8 C\n"), "and the process's own locale is as it was"
 
 
+@pytest.mark.long
 def test_a_session_of_another_encoding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its JVM cannot name is put aside, where it would end the export."""
     monkeypatch.setattr(Files, "name_encoding", lambda self: "ANSI_X3.4-1968")

@@ -17,6 +17,7 @@ from tests.torture.pipeline_rows_driver import carry_out
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_every_row_once_as_python_reads_it(spark: Any, tmp_path: Path) -> None:
     """CSV; a Python worker is killed if one is there in time."""
     directory = tmp_path / "trial-0"
@@ -27,6 +28,7 @@ def test_every_row_once_as_python_reads_it(spark: Any, tmp_path: Path) -> None:
     assert figures["accepted"] > 10 and figures["rejected"] > 10
 
 
+@pytest.mark.long
 def test_every_row_once_though_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
     """JSON lines; SIGKILL once everything is published, before the run knows of it. In the long form the JVM dies too."""
     directory = tmp_path / "trial-0"

@@ -229,6 +229,16 @@ def test_a_file_is_read_once(place: Place) -> None:
     place.write("b [1]*{x}%41.jsonl", *numbered(10, 15))  # a name that is a pattern as well
     later = place.ingest(description)
     assert (later.files, later.read, later.published, later.known) == (1, 10, 5, 5)
+    assert len(place.messages()) == 25
+
+
+@pytest.mark.long
+def test_files_are_read_again_where_that_is_asked_for(place: Place) -> None:
+    description = place.describe(ingest={"dedup": ["order"]})
+    place.write("a.jsonl", *numbered(20))
+    assert place.ingest(description).published == 20
+    place.write("b.jsonl", *numbered(10, 15))
+    assert place.ingest(description).published == 5
     everything = place.ingest(description, everything=True)
     assert (everything.files, everything.read, everything.duplicates) == (2, 30, 5)
     assert (everything.published, everything.known) == (0, 25)
@@ -258,6 +268,7 @@ def test_dedup_within_a_run_only(place: Place) -> None:
     assert place.ingest(description).published == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "when"), [("quarantine", "end"), ("publish", "end")])
 def test_ingest_goes_on_after_a_crash(place: Place, step: str, when: str) -> None:
     place.write("a.jsonl", *numbered(50), "broken", *numbered(50))
@@ -296,6 +307,11 @@ def test_too_many_rejected(place: Place) -> None:
     assert (caught.value.rejected, caught.value.rows, caught.value.limit) == (2, 10, 0.19)
     assert place.messages() == []
     assert list((place.directory / "quarantine").rglob("*.json")), "what is wrong can be looked at"
+
+
+@pytest.mark.long
+def test_as_many_rejected_as_are_allowed(place: Place) -> None:
+    place.write("a.jsonl", *numbered(8), "x", "y")
     assert place.ingest(place.describe(ingest={"max_rejected": 0.2})).published == 8
 
 
@@ -374,6 +390,7 @@ def test_what_does_not_fit_the_schema_is_put_aside(place: Place) -> None:
     assert place.messages() == []
 
 
+@pytest.mark.long
 def test_nothing_fits_the_schema(place: Place) -> None:
     publish(place, {"n": 1, "kind": "a"})
     summary = place.export(place.describe(export={"partition_by": ["kind"]}))
@@ -409,11 +426,11 @@ def test_limit_and_size_of_files(place: Place) -> None:
 @pytest.mark.parametrize(
     ("step", "when"),
     [
-        ("claim", "end"),
-        ("write", "end"),
-        ("quarantine", "end"),
+        pytest.param("claim", "end", marks=pytest.mark.long),
+        pytest.param("write", "end", marks=pytest.mark.long),
+        pytest.param("quarantine", "end", marks=pytest.mark.long),
         ("place", "end"),
-        ("commit", "end"),
+        pytest.param("commit", "end", marks=pytest.mark.long),
     ],
 )
 def test_export_goes_on_after_a_crash(place: Place, step: str, when: str) -> None:
@@ -435,6 +452,7 @@ def test_export_goes_on_after_a_crash(place: Place, step: str, when: str) -> Non
     assert (stats["pending"], stats["in_flight"]) == (0, 0)
 
 
+@pytest.mark.long
 def test_a_power_cut_when_the_files_are_in_place(place: Place) -> None:
     """Whether the claims got to the disk or not: the messages leave the queue by their pointers."""
     publish(place, *orders(50))

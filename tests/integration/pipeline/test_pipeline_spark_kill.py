@@ -16,6 +16,7 @@ from tests.torture.pipeline import Ground
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_killed_and_run_again(spark: Any, tmp_path: Path) -> None:
     """Killed while messages are being published, and with files in place whose messages are not deleted."""
     ground = Ground(tmp_path)

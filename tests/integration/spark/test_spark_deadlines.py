@@ -94,6 +94,11 @@ def test_refusals(spark: Any, embedded_url: str) -> None:
     df = rows(spark, 6)
     with pytest.raises(ConfigError, match="expires_at is a column of StringType"):
         publish(df, embedded_url, "q", value="body", expires_at="body")
+
+
+@pytest.mark.long
+def test_what_a_task_or_the_sink_refuses(spark: Any, embedded_url: str) -> None:
+    df = rows(spark, 6)
     with pytest.raises(Exception, match="not a column"):
         df.write.format("ignis").options(url=embedded_url, queue="q", expires_at="none").mode("append").save()
     far = df.withColumn("far", F.lit(1 << 47))

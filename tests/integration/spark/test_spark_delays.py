@@ -123,6 +123,14 @@ def test_refusals(spark: Any, embedded_url: str, monkeypatch: pytest.MonkeyPatch
     naive = df.withColumn("naive", F.col("due").cast("timestamp_ntz"))
     with pytest.raises(ConfigError, match="NTZ"):
         publish(naive, embedded_url, "q", value="body", at="naive")
+    monkeypatch.setattr(EmbeddedMagazines, "keeps_later", False)
+    with pytest.raises(DelayNotSupportedError):
+        publish(df, embedded_url, "q", value="body", at="due")
+
+
+@pytest.mark.long
+def test_what_a_task_or_the_sink_refuses(spark: Any, embedded_url: str) -> None:
+    df = rows(spark, 6)
     for options, words in (
         ({"at": "body"}, "string"),
         ({"at": "none"}, "not a column"),
@@ -132,6 +140,3 @@ def test_refusals(spark: Any, embedded_url: str, monkeypatch: pytest.MonkeyPatch
     far = df.withColumn("far", F.lit(1 << 47))
     with pytest.raises(Exception, match="100 years"):
         publish(far, embedded_url, "q", value="body", at="far").collect()
-    monkeypatch.setattr(EmbeddedMagazines, "keeps_later", False)
-    with pytest.raises(DelayNotSupportedError):
-        publish(df, embedded_url, "q", value="body", at="due")

@@ -18,9 +18,11 @@ CLEAN = Found(0, 0, 0)
 
 
 class TestWorkerKilled:
+    @pytest.mark.long
     def test_publishing_with_ids(self, spark: Any, tmp_path: Path) -> None:
         assert failures.publish_killed(spark, tmp_path, 1, 2, ids=True) == CLEAN
 
+    @pytest.mark.long
     def test_publishing_without_ids_doubles_what_was_committed(self, spark: Any, tmp_path: Path) -> None:
         found = failures.publish_killed(spark, tmp_path, 1, 1, ids=False)
         assert (found.lost, found.invented) == (0, 0)
@@ -42,5 +44,6 @@ class TestCommit:
     def test_one_that_fails_is_called_again(self, spark: Any, tmp_path: Path, late: bool) -> None:
         assert failures.commit_failed(spark, tmp_path, 2, late) == CLEAN
 
+    @pytest.mark.long
     def test_a_driver_killed_in_the_middle_of_it(self, spark: Any, tmp_path: Path) -> None:
         assert failures.driver_killed(spark, tmp_path, "committing", 2) == CLEAN

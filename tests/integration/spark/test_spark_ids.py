@@ -117,25 +117,36 @@ def test_all_doors_say_the_same(spark: Any) -> None:
     assert ids_of_column(pa.array(UUIDS)).to_pylist() == [id_of(text) for text in UUIDS]
 
 
-def test_the_stage_and_the_sink_refuse(spark: Any, embedded_url: str) -> None:
+def test_the_stage_refuses(spark: Any, embedded_url: str) -> None:
+    df = spark.createDataFrame([(HEX[:31],)], "body string").coalesce(1)
+    with pytest.raises(Exception, match="looks like a UUID and is none"):
+        publish(df, embedded_url, "q", value="body", id="body").count()
+
+
+@pytest.mark.long
+def test_the_sink_refuses(spark: Any, embedded_url: str) -> None:
     from ignis.spark import IgnisDataSource
 
     spark.dataSource.register(IgnisDataSource)
     df = spark.createDataFrame([(HEX[:31],)], "body string").coalesce(1)
     with pytest.raises(Exception, match="looks like a UUID and is none"):
-        publish(df, embedded_url, "q", value="body", id="body").count()
-    with pytest.raises(Exception, match="looks like a UUID and is none"):
         df.write.format("ignis").options(url=embedded_url, queue="q", id="body").mode("append").save()
 
 
 def test_what_is_not_the_queue_s_is_refused(spark: Any, embedded_url: str) -> None:
+    df = spark.createDataFrame([("x",)], "body string").coalesce(1)
+    publish(df, embedded_url, "q", value="body", shards=4).count()
+    with pytest.raises(Exception, match="stored with 4 shards, asked for 9"):
+        publish(df, embedded_url, "q", value="body", shards=9)
+
+
+@pytest.mark.long
+def test_what_the_sink_and_the_source_refuse(spark: Any, embedded_url: str) -> None:
     from ignis.spark import IgnisDataSource
 
     spark.dataSource.register(IgnisDataSource)
     df = spark.createDataFrame([("x",)], "body string").coalesce(1)
     publish(df, embedded_url, "q", value="body", shards=4).count()
-    with pytest.raises(Exception, match="stored with 4 shards, asked for 9"):
-        publish(df, embedded_url, "q", value="body", shards=9)
     with pytest.raises(Exception, match="stored with 4 shards, asked for 9"):
         df.write.format("ignis").options(url=embedded_url, queue="q", shards=9).mode("append").save()
     with pytest.raises(Exception, match="max_rows is for streams"):

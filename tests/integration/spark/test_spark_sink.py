@@ -79,11 +79,11 @@ class TestBatch:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"value": "nothing"}, "nothing"),
+            pytest.param({"value": "nothing"}, "nothing", marks=pytest.mark.long),
             ({"value": "id"}, "expected string, binary"),
-            ({"key": "id"}, "expected string, binary"),
-            ({"unknown": "1"}, "unknown option"),
-            ({"batch_rows": "0"}, "batch_rows"),
+            pytest.param({"key": "id"}, "expected string, binary", marks=pytest.mark.long),
+            pytest.param({"unknown": "1"}, "unknown option", marks=pytest.mark.long),
+            pytest.param({"batch_rows": "0"}, "batch_rows", marks=pytest.mark.long),
             ({"job": "a b"}, "job"),
             ({"url": ""}, "url"),
         ],
@@ -97,6 +97,7 @@ class TestBatch:
         with pytest.raises(Exception, match="appended to"):
             writer.save()
 
+    @pytest.mark.long
     def test_a_null_fails_the_write(self, spark: Any, embedded_url: str) -> None:
         df = spark.createDataFrame([("a",), (None,)], "body string").coalesce(1)
         with pytest.raises(Exception, match="without a value"):
@@ -173,6 +174,9 @@ class TestColumns:
         new_app(embedded_url).queue("q", bytes).open()
         with pytest.raises(Exception, match="has codec 'raw'"):
             write(spark.range(3), embedded_url)
+
+    @pytest.mark.long
+    def test_columns_of_which_no_json_is_made(self, spark: Any, embedded_url: str) -> None:
         with pytest.raises(Exception, match="no JSON is made"):
             write(spark.sql("select interval 1 day as i"), embedded_url)
         with pytest.raises(Exception, match="outside of the years 1 to 9999"):
@@ -214,6 +218,13 @@ class TestStream:
         (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
         self.run(spark, source, embedded_url, checkpoint)
         assert stored(app) == Counter(f"m{number}" for number in range(80))
-        # Without the checkpoint it is another query, which reads everything.
-        self.run(spark, source, embedded_url, tmp_path / "another")
-        assert stored(app) == Counter({f"m{number}": 2 for number in range(80)})
+
+    @pytest.mark.long
+    def test_without_the_checkpoint_it_is_another_query(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
+    ) -> None:
+        source = tmp_path / "source"
+        self.add(spark, source, 0, 80)
+        for checkpoint in ("checkpoint", "another"):
+            self.run(spark, source, embedded_url, tmp_path / checkpoint)
+        assert stored(new_app(embedded_url)) == Counter({f"m{number}": 2 for number in range(80)})

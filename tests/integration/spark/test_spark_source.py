@@ -82,10 +82,10 @@ class TestBatch:
         ("options", "words"),
         [
             ({"queue": "missing"}, "missing"),
-            ({"limit": "none"}, "limit"),
+            pytest.param({"limit": "none"}, "limit", marks=pytest.mark.long),
             ({"unknown": "1"}, "unknown option"),
-            ({"url": "memory://x"}, "other processes"),
-            ({"job": "a b"}, "job"),
+            pytest.param({"url": "memory://x"}, "other processes", marks=pytest.mark.long),
+            pytest.param({"job": "a b"}, "job", marks=pytest.mark.long),
         ],
     )
     def test_refusals(
@@ -143,11 +143,19 @@ class TestStream:
         assert [len(batch) for _, batch in sink.batches] == [40, 40, 20]
         # The last batch as well: a stream that ends leaves nothing for the sweeper to bring back.
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+    @pytest.mark.long
+    def test_a_stream_goes_on_from_its_checkpoint(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
+    ) -> None:
+        queue, sink = fill(new_app(embedded_url), 10), Sink()
+        self.run(spark, embedded_url, tmp_path / "checkpoint", sink)
         fill(new_app(embedded_url), 5, first=200)
-        self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=40)
-        assert len(sink.all()) == 105
+        self.run(spark, embedded_url, tmp_path / "checkpoint", sink)
+        assert len(sink.all()) == 15
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
+    @pytest.mark.long
     def test_the_checkpoint_of_another_queue_is_refused(
         self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
     ) -> None:
@@ -160,6 +168,7 @@ class TestStream:
         assert sink.batches == []
         assert other.main.pending() + other.main.in_flight() == 60, "nothing that nobody has read was deleted"
 
+    @pytest.mark.long
     def test_a_checkpoint_that_outlives_the_store_is_refused(
         self, spark: Any, tmp_path: Path, new_app: MakeApp
     ) -> None:
@@ -172,6 +181,7 @@ class TestStream:
         assert sink.batches == []
         assert queue.main.pending() + queue.main.in_flight() == 30
 
+    @pytest.mark.long
     def test_a_batch_that_failed_is_read_again(
         self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
     ) -> None:
@@ -201,21 +211,22 @@ class TestFinish:
         return writer.trigger(processingTime="10 hours").start()
 
     def test_every_message_once(self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
-        queue, sink, checkpoint = fill(new_app(embedded_url), 3_000), Sink(), tmp_path / "check[po]int"
+        queue, sink, checkpoint = fill(new_app(embedded_url), 600), Sink(), tmp_path / "check[po]int"
         for batch in range(2):
-            query = self.start(spark, embedded_url, checkpoint, sink, max_rows=1_500)
+            query = self.start(spark, embedded_url, checkpoint, sink, max_rows=300)
             eventually((checkpoint / "commits" / str(batch)).exists, timeout=2 * WAIT_S)
             query.stop()
-            assert queue.main.in_flight() == 1_500, "the batch is in the sink and in the queue"
-        assert finish(spark, embedded_url, "q", "stream", str(checkpoint)) == (1_500, 0)
+            assert queue.main.in_flight() == 300, "the batch is in the sink and in the queue"
+        assert finish(spark, embedded_url, "q", "stream", str(checkpoint)) == (300, 0)
         assert finish(spark, embedded_url, "q", "stream", str(checkpoint)) == (0, 0)
         later = time.time() + 10 * queue.settings.stuck_after_s
         sweeping = new_app(embedded_url, clock=lambda: later)
         sweeping.queue("q", str, shards=4)
         assert sweeping.sweeper().run_once().swept == 0
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
-        assert Counter(sink.all()) == Counter(f"m{number}" for number in range(3_000))
+        assert Counter(sink.all()) == Counter(f"m{number}" for number in range(600))
 
+    @pytest.mark.long
     def test_a_batch_that_was_not_committed_stays(
         self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
     ) -> None:

@@ -141,6 +141,7 @@ def test_a_worker_that_runs_out_of_memory(spark: Any, url: str) -> None:
     assert is_clean(failures.check_queue(url, range(600)), url)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_while_the_files_are_written(spark: Any, url: str, tmp_path: Path) -> None:
     """The export fails and deletes nothing; with room again, running it again has every message once."""
     with disk(tmp_path / "disk", "256k") as small:
@@ -213,7 +214,7 @@ def test_a_drain_beside_the_sweeper_and_the_shovel(
     assert failures.check_queue(url, ()) == CLEAN
 
 
-@pytest.mark.parametrize("days", [30, -30])
+@pytest.mark.parametrize("days", [30, pytest.param(-30, marks=pytest.mark.long)])
 def test_steps_of_the_wall_clock(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """In a worker they make the store forget no id; in the driver they make no claim stale."""
     url, out = f"embedded://{tmp_path}/store", str(tmp_path / "out")
