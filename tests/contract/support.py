@@ -10,11 +10,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import FireResult, MagazineStore, ShardState, Store
 from tests.support import aerospike as aerospike_support
 from tests.support.broker import RunningBroker
+
+ONE_KIND = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("memory", marks=pytest.mark.long),
+        "embedded",
+        "aerospike",
+        pytest.param("broker", marks=pytest.mark.long),
+    ],
+    indirect=True,
+)
+"""For a test that waits, of what lies above the stores: on the embedded one; on all where all takes place that takes long."""
 
 _numbers = itertools.count(1)
 

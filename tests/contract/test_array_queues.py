@@ -24,7 +24,7 @@ from ignis.storage.base import Store
 from tests.contract.support import Kind
 from tests.support import WAIT_S
 
-EXAMPLES = int(os.environ.get("IGNIS_TEST_MODEL_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("IGNIS_TEST_MODEL_EXAMPLES", "10"))
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 ints = st.integers(-(1 << 63), (1 << 63) - 1)

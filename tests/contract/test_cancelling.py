@@ -14,7 +14,7 @@ from ignis import cancellation
 from ignis.cancellation import CANCEL
 from ignis.testing import drain
 from ignis.told_progress import PROGRESS, progress_of
-from tests.contract.support import Kind
+from tests.contract.support import ONE_KIND, Kind
 from tests.support import WAIT_S, eventually
 
 
@@ -65,6 +65,7 @@ def test_what_is_delayed_is_removed(app: ignis.Ignis) -> None:
     assert len(queue.later) == 0
 
 
+@ONE_KIND
 def test_what_runs_elsewhere_is_told_and_shows_how_far_it_is(kind: Kind, app: ignis.Ignis) -> None:
     """Another application of the same store cancels it: the request travels through the store."""
     queue = app.queue("jobs", str, shovel_interval=0)

@@ -12,7 +12,7 @@ import ignis
 from ignis.control.queue_depths import queue_depths
 from ignis.metrics import Collector, Exposition
 from ignis.testing import Drained, drain
-from tests.contract.support import Kind
+from tests.contract.support import ONE_KIND, Kind
 from tests.support import eventually
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
@@ -146,7 +146,8 @@ def test_what_expires_while_it_is_delayed_is_counted_and_warned_of(
         assert warned(caplog) == ["2 message(s) of jobs@LATER"]
 
 
-@pytest.mark.parametrize("pool", ["thread", "async"])
+@pytest.mark.parametrize("pool", ["thread", pytest.param("async", marks=pytest.mark.long)])
+@ONE_KIND
 def test_what_expires_between_two_attempts_is_counted_and_warned_of(
     kind: Kind, app: ignis.Ignis, caplog: pytest.LogCaptureFixture, pool: str
 ) -> None:

@@ -371,7 +371,14 @@ def check(machine: type[DueMachine], examples: int, *phases: Phase, always_the_s
         )
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: str(one.__name__))
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        one if one.__name__ in ("moved_twice", "a_moment_too_early") else pytest.param(one, marks=pytest.mark.long)
+        for one in MISTAKES
+    ],
+    ids=lambda one: str(one.__name__),
+)
 def test_the_model_sees(mistake: Mistake) -> None:
     machine = type("Mistaken", (DueMachine,), {"plant": staticmethod(mistake)})
     # What a round draws depends on what ran in this process before; one that happens to miss is followed by others.

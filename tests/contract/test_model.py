@@ -35,7 +35,7 @@ from tests.contract.support import Kind, record, scanned, text
 SHARDS = 3
 NAMES = ("a", "b")
 FOREVER_MS = 1 << 52
-EXAMPLES = int(os.environ.get("IGNIS_TEST_MODEL_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("IGNIS_TEST_MODEL_EXAMPLES", "10"))
 
 names = st.sampled_from(NAMES)
 shards = st.integers(0, SHARDS - 1)

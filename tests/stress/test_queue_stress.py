@@ -14,7 +14,7 @@ import pytest
 
 import ignis
 from ignis.errors import ConsumerLimitError
-from tests.support import eventually, idle, sidelined
+from tests.support import eventually, idle, one_store, sidelined
 
 pytestmark = pytest.mark.stress
 MakeApp = Callable[..., ignis.Ignis]
@@ -89,8 +89,9 @@ def disturb(app: ignis.Ignis, queue: ignis.Queue[Any], rng: random.Random, until
         time.sleep(rng.random() * 0.1)
 
 
-@pytest.mark.parametrize("pool", ["thread", "async"])
+@pytest.mark.parametrize("pool", ["thread", pytest.param("async", marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [1])
+@one_store()
 def test_total_queue(store_url: str, new_app: MakeApp, pool: str, seed: int) -> None:
     app, account = new_app(store_url, consumer={"max_consumers": 6}), Account()
     queue = app.queue("numbers", int, shards=4, shovel_interval=0, durability="none")

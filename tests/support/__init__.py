@@ -29,6 +29,14 @@ SHARED_THREADS = ("ignis-upkeep-", "ignis-timers", "ignis-watch", "ignis-async_"
 """Of all applications of the process: they end by themselves, or stay."""
 
 
+def one_store(fixture: str = "store_url") -> Any:
+    """For a test that waits for time to pass, of what lies above the stores: on the embedded one, and on both with ``--long``."""
+    import pytest  # worker processes import this module, and have no use for that
+
+    both = [pytest.param("memory", marks=pytest.mark.long), "embedded"]
+    return pytest.mark.parametrize(fixture, both, indirect=True)
+
+
 def eventually(check: Callable[[], T], what: str = "", timeout: float = WAIT_S) -> T:
     """The first true answer of ``check``; fails the test when there is none in time."""
     deadline = time.monotonic() + timeout

@@ -28,7 +28,7 @@ from ignis.message import encode_meta
 from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from tests.apps import jobs
 from tests.conftest import MakeApp
-from tests.support import UNREADABLE_METAS, WAIT_S, Gate, Journal, eventually, reasons, sidelined, wait_idle
+from tests.support import UNREADABLE_METAS, WAIT_S, Gate, Journal, eventually, one_store, reasons, sidelined, wait_idle
 
 POOLS = ["thread", "async"]
 
@@ -400,6 +400,7 @@ def test_the_cap_on_consumers(memory_url: str, new_app: MakeApp) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
+@one_store()
 def test_a_graceful_stop_loses_and_doubles_nothing(store_url: str, new_app: MakeApp, pool: str) -> None:
     seen: list[int] = []
 
@@ -604,6 +605,7 @@ def test_a_store_that_cannot_be_read_ends_the_consumer(app: ignis.Ignis, monkeyp
 
 
 @pytest.mark.parametrize("call", ["fire", "delete"])
+@one_store()
 def test_a_disk_that_fails_for_a_while_ends_no_consumer(
     app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

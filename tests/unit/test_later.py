@@ -22,7 +22,7 @@ from ignis.retries import Retry
 from ignis.schedules.fire import SCHEDULE_HEADER
 from ignis.storage.later import KeepsLater
 from ignis.testing import ManualClock, drain
-from tests.support import eventually
+from tests.support import eventually, one_store
 
 BOUND_S = 60.0
 
@@ -182,6 +182,7 @@ def test_coroutines_publish_with_a_delay(app: Ignis) -> None:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
+@one_store("app")
 def test_sleeping_consumers_get_it(app: Ignis, coroutine: bool) -> None:
     queue = app.queue("jobs", str)
     got: list[str] = []

@@ -16,7 +16,7 @@ from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import StoreFormatError
 from ignis.native.histogram import Histogram
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, Gate, NewThreads, eventually, wait_idle
+from tests.support import WAIT_S, Gate, NewThreads, eventually, one_store, wait_idle
 
 
 class Sink:
@@ -237,6 +237,7 @@ def test_a_batch_that_waits_for_more_gets_it(app: ignis.Ignis) -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 4])
+@one_store()
 def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: ignis.Ignis, batch: int | None) -> None:
     queue, threads = app.queue("fewer", int), NewThreads()
     seen: list[Any] = []

@@ -29,7 +29,7 @@ from ignis.told_calls import CALLS, calls_of, put_calls
 from ignis.told_progress import PROGRESS, progress_of, put_progress
 from tests.apps import long_work
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, Journal, eventually
+from tests.support import WAIT_S, Journal, eventually, one_store
 
 
 def reason_of(queue: ignis.Queue[Any]) -> tuple[str, str | None]:
@@ -127,6 +127,7 @@ def test_a_request_whose_worker_died_is_not_met_by_the_next_delivery(app: ignis.
 
 
 @pytest.mark.parametrize("how", ["reloaded", "tried again"])
+@one_store()
 def test_a_request_that_nobody_was_told_of_waits_for_the_next_delivery(app: ignis.Ignis, how: str) -> None:
     """Who claims by hand is not told."""
     queue = app.queue("jobs", str, shards=1, shovel_interval=0)
@@ -407,7 +408,16 @@ def test_the_command_line(embedded_url: str, new_app: MakeApp, capsys: pytest.Ca
         handler.over.set()
 
 
-@pytest.mark.parametrize("pool", ["thread", "thread with a time-out", "async", "process", "batch"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "thread",
+        pytest.param("thread with a time-out", marks=pytest.mark.long),
+        pytest.param("async", marks=pytest.mark.long),
+        "process",
+        pytest.param("batch", marks=pytest.mark.long),
+    ],
+)
 def test_how_long_a_call_has_run_is_shown_whatever_was_renewed(
     pool: str, embedded_url: str, new_app: MakeApp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     journal: Journal,

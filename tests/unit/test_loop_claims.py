@@ -22,7 +22,7 @@ from ignis.errors import StoreBusyError, StoreFormatError
 from ignis.native import Watch
 from ignis.storage.base import FireResult
 from tests.conftest import MakeApp, url_of
-from tests.support import WAIT_S, NewThreads, eventually, reasons, wait_idle
+from tests.support import WAIT_S, NewThreads, eventually, one_store, reasons, wait_idle
 from tests.support.broker import RunningBroker
 
 
@@ -280,6 +280,7 @@ def test_a_pause_of_an_idle_queue_is_quiet_at_once_and_ends(any_app: ignis.Ignis
     assert any_app.stop() is True
 
 
+@one_store("quick")
 def test_a_claim_that_fails_is_made_again(quick: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = quick.queue("jobs", int)
     seen, _ = collecting(queue)
@@ -304,6 +305,7 @@ def test_a_claim_that_fails_is_made_again(quick: ignis.Ignis, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("where", ["try_fire", "on_load"])
+@one_store("quick")
 def test_a_loop_that_is_refused_asks_again(quick: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     queue = quick.queue("jobs", int)
     seen, _ = collecting(queue)

@@ -20,7 +20,7 @@ from ignis.errors import StoreBusyError
 from ignis.storage.base import renewal_period_s
 from tests.apps import jobs
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, Gate, Journal, eventually, reasons, wait_idle
+from tests.support import WAIT_S, Gate, Journal, eventually, one_store, reasons, wait_idle
 
 ROOT = Path(__file__).parents[2]
 STUCK_S = 2
@@ -89,6 +89,7 @@ def sweep(queue: ignis.Queue[Any], clock: Clock, moment_s: float, stuck_s: float
 
 
 @pytest.mark.parametrize("pool", ["thread", "async", "process"])
+@one_store()
 def test_a_handler_longer_than_the_stuck_time_runs_once(
     pool: str, store_url: str, app: ignis.Ignis, journal: Journal, clock: Clock
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_handler_longer_than_the_stuck_time_runs_once(
     assert app.stop() is True
 
 
+@one_store()
 def test_a_long_message_is_renewed_while_others_come_and_go(app: ignis.Ignis, gate: Gate, clock: Clock) -> None:
     """Each that comes asks for a look at what is in hand, and none of them may put off the one that is due."""
     queue = app.queue("jobs", int, shards=1)
@@ -149,6 +151,7 @@ def test_who_works_renews_as_if_others_had_lowered_the_stuck_time(stuck_after_s:
     assert renewal_period_s(stuck_after_s) == period_s
 
 
+@one_store()
 def test_a_thread_that_outlasts_the_stop_keeps_its_message(app: ignis.Ignis, journal: Journal, clock: Clock) -> None:
     queue = app.queue("jobs", int, shards=1)
     shorten(queue)
@@ -177,6 +180,7 @@ def test_a_thread_that_outlasts_the_stop_keeps_its_message(app: ignis.Ignis, jou
     eventually(lambda: sweep(queue, clock, tick()).swept == 1)
 
 
+@one_store()
 def test_a_worker_process_that_holds_its_interpreter_is_renewed_by_its_parent(
     store_url: str, app: ignis.Ignis, journal: Journal, clock: Clock
 ) -> None:
@@ -300,6 +304,7 @@ def test_an_outcome_that_cannot_be_stored_is_renewed(
     assert reasons(queue) == {}
 
 
+@one_store()
 def test_quick_messages_are_never_renewed(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", int, shards=2)
     shorten(queue)

@@ -23,7 +23,7 @@ from ignis.retries import NEVER, retry_rules
 from ignis.storage.base import Transfer
 from ignis.storage.later import KeepsLater
 from ignis.testing import Drained, ManualClock, drain
-from tests.support import UNREADABLE_METAS, WAIT_S, eventually, sidelined
+from tests.support import UNREADABLE_METAS, WAIT_S, eventually, one_store, sidelined
 from tests.unit.test_consumer import publish_body
 
 AT_ONCE = Retry(attempts=3, base=0)
@@ -79,6 +79,7 @@ def test_a_message_is_tried_again_until_it_works(app: ignis.Ignis, coroutine: bo
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
+@one_store()
 def test_after_the_last_attempt_it_is_in_the_sideline_with_its_history(app: ignis.Ignis, coroutine: bool) -> None:
     queue = app.queue("jobs", str, **ANY)
     handle = Recorder()
@@ -96,6 +97,7 @@ def test_after_the_last_attempt_it_is_in_the_sideline_with_its_history(app: igni
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
+@one_store()
 def test_of_a_batch_each_failed_message_is_tried_again(app: ignis.Ignis, coroutine: bool) -> None:
     queue = app.queue("jobs", str, **ANY)
     seen: list[list[tuple[str, int]]] = []
@@ -488,6 +490,7 @@ def test_which_failures(
 
 @pytest.mark.parametrize("options", [{}, {"timeout_s": WAIT_S}, {"batch_size": 2, "batch_wait_s": 1}], ids=str)
 @pytest.mark.parametrize("coroutine", [False, True])
+@one_store()
 def test_the_exception_decides_in_every_worker(app: ignis.Ignis, coroutine: bool, options: dict[str, Any]) -> None:
     queue = app.queue("jobs", str, **ANY)
 
