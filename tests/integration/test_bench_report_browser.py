@@ -38,7 +38,8 @@ def rows(factor: float) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_axe_finds_nothing_and_it_fits_a_phone(scheme: str, tmp_path: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: the extra dev has it").Axe()
     runs = []

@@ -95,6 +95,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ignis, Con
             yield app, console, tokens
 
 
+@pytest.fixture(scope="module")
+def two_sessions(stage: tuple[Ignis, Console, dict[str, str]]) -> tuple[Someone, dict[str, str], str]:
+    """A client that is adam, the headers of his changes, and the token of another session of his: a login takes a while."""
+    adam = Someone(stage[1])
+    return adam, adam.log_in("adam"), Someone(stage[1]).log_in("adam")["x_csrf_token"]
+
+
 @pytest.fixture
 def unchanged(stage: tuple[Ignis, Console, dict[str, str]]) -> Iterator[None]:
     """Whatever the test asked for, nothing has changed."""
@@ -139,12 +146,10 @@ def test_a_change_is_refused_to_a_stranger(stage: tuple[Ignis, Console, dict[str
 @pytest.mark.parametrize("row", CHANGES, ids=name_of)
 @pytest.mark.usefixtures("unchanged")
 def test_a_change_by_session_needs_its_token_and_the_right_origin(
-    stage: tuple[Ignis, Console, dict[str, str]], row: ApiRoute
+    two_sessions: tuple[Someone, dict[str, str], str], row: ApiRoute
 ) -> None:
-    adam = Someone(stage[1])
-    right = adam.log_in("adam")
+    adam, right, other = two_sessions
     _, body = MAY[name_of(row)]
-    other = Someone(stage[1]).log_in("adam")["x_csrf_token"]
     for token in ("", right["x_csrf_token"][:-1], other):
         found = adam.ask(row.method, path_of(row), body, origin=ORIGIN, x_csrf_token=token)
         refused(found, 401, "unauthenticated")

@@ -86,6 +86,7 @@ def test_a_session_that_has_ended_is_begun_again(live: Live, context: BrowserCon
     assert wrong == []
 
 
+@pytest.mark.long
 def test_a_page_of_another_port_gets_the_cookie_and_nothing_by_it(live: Live, context: BrowserContext) -> None:
     cookies: list[str] = []
 
@@ -162,6 +163,7 @@ def test_directions_and_what_cannot_be_seen_are_shown_and_edited_as_they_are(
     assert wrong == []
 
 
+@pytest.mark.long
 def test_a_link_that_is_no_address_shows_the_overview(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "rita", "#/%")
@@ -242,8 +244,10 @@ def test_a_schedule_is_added_changed_and_removed_and_a_queue_is_scaled(live: Liv
     assert wrong == []
 
 
-@pytest.mark.parametrize(("device", "width", "height"), [("phone", 390, 844), ("desktop", 1200, 900)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("device", "width", "height"), [("phone", 390, 844), pytest.param("desktop", 1200, 900, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_pages_fit_and_are_kept_for_people(
     live: Live, browser: Browser, scheme: Any, device: str, width: int, height: int
 ) -> None:
@@ -276,6 +280,7 @@ def test_pages_fit_and_are_kept_for_people(
         context.close()
 
 
+@pytest.mark.long
 def test_what_is_brought_back_is_handled(live: Live, context: BrowserContext) -> None:
     live.jobs.pause()
     fail(live.jobs, {"n": 1}, {"n": 2})
@@ -309,6 +314,7 @@ def test_a_message_is_published(live: Live, context: BrowserContext) -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_who_may_only_look_changes_nothing(live: Live, context: BrowserContext) -> None:
     fail(live.idle, {"n": 1})
     page, wrong = watched(context)
@@ -370,6 +376,7 @@ def test_the_policy_stops_a_script_that_got_in(live: Live, context: BrowserConte
     assert page.evaluate("() => window.hit ?? null") is None
 
 
+@pytest.mark.long
 def test_a_session_that_ended_asks_for_a_login(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "olga", "#/queue/idle")
@@ -415,6 +422,7 @@ def test_purging_asks_for_the_name(live: Live, context: BrowserContext) -> None:
     ]
 
 
+@pytest.mark.long
 def test_two_tabs_see_each_other(live: Live, context: BrowserContext) -> None:
     one, _ = watched(context)
     log_in(one, live, "olga", "#/queue/idle")
@@ -450,6 +458,7 @@ def test_delayed_messages_and_schedules(live: Live, context: BrowserContext) -> 
     assert wrong == []
 
 
+@pytest.mark.long
 def test_a_phone_a_keyboard_and_the_dark(live: Live, browser: Browser) -> None:
     fail(live.idle, {"n": 1})
     phone = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
@@ -474,7 +483,8 @@ def test_a_phone_a_keyboard_and_the_dark(live: Live, browser: Browser) -> None:
         phone.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_axe_finds_nothing(live: Live, browser: Browser, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: the extra dev has it").Axe()
     fail(live.idle, {"n": 1})

@@ -122,6 +122,7 @@ def test_a_chart_is_read_out_by_keyboard_pointer_and_finger(live: Live, browser:
         context.close()
 
 
+@pytest.mark.long
 def test_latency_and_the_oldest_age_are_shown(live: Live, context: BrowserContext) -> None:
     live.idle.publish_many([{"n": number} for number in range(8)])
     page, wrong = watched(context)
@@ -138,7 +139,9 @@ def test_latency_and_the_oldest_age_are_shown(live: Live, context: BrowserContex
 # -- the overview
 
 
-@pytest.mark.parametrize(("device", "width", "height"), [("phone", 390, 844), ("desktop", 1200, 900)])
+@pytest.mark.parametrize(
+    ("device", "width", "height"), [pytest.param("phone", 390, 844, marks=pytest.mark.long), ("desktop", 1200, 900)]
+)
 def test_a_hundred_queues_are_sorted_filtered_and_added_up(
     live: Live, browser: Browser, device: str, width: int, height: int
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_hundred_queues_are_sorted_filtered_and_added_up(
         context.close()
 
 
+@pytest.mark.long
 def test_a_row_stays_where_it_is_while_its_figures_change(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "rita")
@@ -208,6 +212,7 @@ def test_a_row_stays_where_it_is_while_its_figures_change(live: Live, context: B
     assert wrong == []
 
 
+@pytest.mark.long
 def test_whose_oldest_message_grows_old_is_marked(live: Live, context: BrowserContext) -> None:
     live.idle.publish({"n": 1})
     page, wrong = watched(context)
@@ -217,6 +222,7 @@ def test_whose_oldest_message_grows_old_is_marked(live: Live, context: BrowserCo
     assert wrong == []
 
 
+@pytest.mark.long
 def test_who_sees_no_queue_is_told_what_to_type(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "else")
@@ -280,6 +286,7 @@ def test_what_is_searched_for_is_what_is_brought_back(live: Live, context: Brows
     assert wrong == []
 
 
+@pytest.mark.long
 def test_where_nothing_failed_there_is_nothing_to_bring_back(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "adam", "#/queue/idle")
@@ -363,6 +370,7 @@ def test_a_message_that_is_stuck_is_cancelled(live: Live, context: BrowserContex
     assert wrong == []
 
 
+@pytest.mark.long
 def test_who_may_only_look_cancels_nothing(live: Live, context: BrowserContext) -> None:
     with at_work(live) as id:
         page, _ = watched(context)
@@ -374,6 +382,7 @@ def test_who_may_only_look_cancels_nothing(live: Live, context: BrowserContext) 
 # -- times and figures
 
 
+@pytest.mark.long
 def test_times_say_their_zone_and_the_same_in_utc(live: Live, browser: Browser) -> None:
     fail(live.idle, {"n": 1})
     shown = []
@@ -394,6 +403,7 @@ def test_times_say_their_zone_and_the_same_in_utc(live: Live, browser: Browser) 
     assert far_text != near_text
 
 
+@pytest.mark.long
 def test_figures_of_the_system_are_sizes_times_and_plain_ids(tmp_path: Path, context: BrowserContext) -> None:
     broker = RunningBroker(f"embedded://{tmp_path}/store")
     console = ConsoleProcess(tmp_path, broker.url)
@@ -419,6 +429,7 @@ def test_figures_of_the_system_are_sizes_times_and_plain_ids(tmp_path: Path, con
         broker.stop()
 
 
+@pytest.mark.long
 def test_a_dialog_does_not_stay_over_another_page(live: Live, context: BrowserContext) -> None:
     page, wrong = watched(context)
     log_in(page, live, "olga", "#/queue/jobs")
@@ -453,6 +464,7 @@ def test_a_console_that_was_killed_is_told_until_it_answers_again(live: Live, co
     expect(page.locator("main.old")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_broker_that_was_stopped_is_told_until_it_answers_again(
     tmp_path: Path, context: BrowserContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
