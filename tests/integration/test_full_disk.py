@@ -42,7 +42,7 @@ def fill(queue: ignis.Queue[Any], size: int, batch: int) -> int:
 
 @pytest.mark.parametrize(
     ("size", "batch", "room", "part"),
-    [(900, 20, "24m", 1), (900, 20, "24m", 2), (1_000_000, 1, "40m", 1)],
+    [(900, 20, "24m", 1), pytest.param(900, 20, "24m", 2, marks=pytest.mark.long), (1_000_000, 1, "40m", 1)],
 )
 def test_failures_reach_the_sideline_of_a_full_disk(
     tmp_path: Path, new_app: MakeApp, size: int, batch: int, room: str, part: int
@@ -74,7 +74,7 @@ def test_retries_wait_for_room_on_a_full_disk(tmp_path: Path, new_app: MakeApp) 
     with disk(tmp_path / "disk", "24m") as path:
         app = new_app(f"embedded://{path}/store", consumer={"ack_retry": 0.05})
         queue = app.queue("jobs", bytes, shards=2, shovel_interval=0)
-        count = len(queue.publish_many([os.urandom(900) for _ in range(3_000)]))
+        count = len(queue.publish_many([os.urandom(900) for _ in range(600)]))
         fill_disk(path / "ballast")
         calls: list[int] = []
 
@@ -101,9 +101,9 @@ def test_retries_wait_for_room_on_a_full_disk(tmp_path: Path, new_app: MakeApp) 
     ("size", "batch", "room", "attempts"),
     [
         (10_200, 1, "34m", 9),
-        (1_000, 20, "24m", 9),
-        (900, 20, "24m", 3),
-        (200, 50, "24m", 1),
+        pytest.param(1_000, 20, "24m", 9, marks=pytest.mark.long),
+        pytest.param(900, 20, "24m", 3, marks=pytest.mark.long),
+        pytest.param(200, 50, "24m", 1, marks=pytest.mark.long),
     ],
 )
 def test_failures_that_grow_reach_the_sideline_of_a_full_disk(

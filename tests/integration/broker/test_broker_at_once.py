@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, path: Path) -> Iterator[RunningBroker]:
     """On both event loops: what is sent within a turn takes another way in each."""
     url, settings = f"embedded://{path}", {"redeliver_after_s": 0.05}

@@ -19,7 +19,7 @@ from tests.support.broker import RunningBroker, Wire
 
 pytestmark = pytest.mark.integration
 
-RESTARTS = 10
+RESTARTS = 4
 BETWEEN = 40
 """Messages of each thread between two restarts."""
 
@@ -76,7 +76,7 @@ class Sender(threading.Thread):
         assert not self.is_alive()
 
 
-@pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("uvloop", [True, pytest.param(False, marks=pytest.mark.long)], ids=["uvloop", "asyncio"])
 def test_restarts_leave_nothing_in_doubt(tmp_path: Path, uvloop: bool) -> None:
     url = f"embedded://{tmp_path}/store"
     broker = RunningBroker(url, uvloop=uvloop)

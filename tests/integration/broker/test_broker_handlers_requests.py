@@ -109,7 +109,7 @@ def test_the_answers_are_those_of_a_thread(
     assert many.count(Command.DELETE) - few.count(Command.DELETE) >= 5
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBroker]:
     with RunningBroker(f"embedded://{tmp_path / 'store'}", uvloop=request.param == "uvloop") as running:
         yield running

@@ -405,19 +405,19 @@ def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
             eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
 
 
-@pytest.mark.parametrize("uvloop", [True, False])
+@pytest.mark.parametrize("uvloop", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_who_asks_for_much_at_once_does_not_hold_up_a_login(memory_url: str, uvloop: bool) -> None:
-    """Forty connections with a thousand requests each; a connection that comes then is served before they are through."""
+    """Forty connections with 400 requests each; a connection that comes then is served before they are through."""
     with running(memory_url, uvloop=uvloop) as broker, contextlib.ExitStack() as stack:
         with broker.client() as client:
             client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         wires = [stack.enter_context(greeted(broker.port)) for _ in range(40)]
-        frames = b"".join(encode_frame(Command.QUEUE_INFO, number, pack(["q"])) for number in range(5, 1_005))
+        frames = b"".join(encode_frame(Command.QUEUE_INFO, number, pack(["q"])) for number in range(5, 405))
         answered: list[list[int]] = [[] for _ in wires]
 
         def flood(number: int) -> None:
             wires[number].raw(frames)
-            answered[number] += (wires[number].receive()[1] for _ in range(1_000))
+            answered[number] += (wires[number].receive()[1] for _ in range(400))
 
         floods = [threading.Thread(target=flood, args=(number,), daemon=True) for number in range(len(wires))]
         for one in floods:
@@ -430,7 +430,7 @@ def test_who_asks_for_much_at_once_does_not_hold_up_a_login(memory_url: str, uvl
             good.send_nothing_more()
         for one in floods:
             one.join(WAIT_S)
-        assert all(sorted(ids) == list(range(5, 1_005)) for ids in answered)
+        assert all(sorted(ids) == list(range(5, 405)) for ids in answered)
         assert broker.on_loop(lambda: (broker.broker.context.turns.waiting, broker.broker.receiving.backlog_bytes)) == (
             0,
             0,
@@ -645,7 +645,9 @@ def _reads_a_record(wire: Wire, size: int) -> bool:
     return command != Command.ERROR and len(payload) > size
 
 
-@pytest.mark.parametrize("how", _ONE_RECORD)
+@pytest.mark.parametrize(
+    "how", [how if how in ("scan", "subscribe") else pytest.param(how, marks=pytest.mark.long) for how in _ONE_RECORD]
+)
 def test_large_records_that_nobody_reads_are_bounded(memory_url: str, how: str) -> None:
     """Each of a user's connections has read everything, and is given a record of 8 MiB: together they are given four or so where
     4 MiB may be left unread in all. Another user is served meanwhile, and they are when they are read."""
@@ -807,7 +809,16 @@ def stream(port: int) -> socket.socket:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize(
-    "attack", [half_open, announcer, slow_reader, flood, stream, idle], ids=lambda one: one.__name__
+    "attack",
+    [
+        half_open,
+        pytest.param(announcer, marks=pytest.mark.long),
+        slow_reader,
+        pytest.param(flood, marks=pytest.mark.long),
+        pytest.param(stream, marks=pytest.mark.long),
+        pytest.param(idle, marks=pytest.mark.long),
+    ],
+    ids=lambda one: one.__name__,
 )
 def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int], socket.socket]) -> None:
     limits = {

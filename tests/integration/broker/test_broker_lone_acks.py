@@ -257,7 +257,7 @@ def test_answers_and_deliveries_are_those_of_the_ordinary_way_byte_for_byte(
     assert theirs.direct == {"acks": 0, "deliveries": 0}
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBroker]:
     with RunningBroker(f"embedded://{tmp_path / 'store'}", uvloop=request.param == "uvloop") as running:
         yield running

@@ -66,7 +66,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, path: Path) -> Iterator[RunningBroker]:
     with RunningBroker(
         f"embedded://{path}?sync_interval_ms=1000",

@@ -29,7 +29,7 @@ from tests.support.broker import RunningBroker
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBroker]:
     url, settings = f"embedded://{tmp_path}/store", {"redeliver_after_s": 3_600}
     with RunningBroker(url, settings=settings, uvloop=request.param == "uvloop") as running:

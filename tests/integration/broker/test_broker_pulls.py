@@ -24,7 +24,7 @@ from tests.support.broker import RunningBroker, Wire
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, memory_url: str) -> Iterator[RunningBroker]:
     """On both event loops."""
     with RunningBroker(memory_url, uvloop=request.param == "uvloop") as running:

@@ -171,6 +171,7 @@ def test_a_client_that_dies_alone(url: str, queue: ignis.Queue[Any], tmp_path: P
     assert [one.envelope.crashes for one in queue.main.fire(2)] == [1, 1]
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_come_back(url: str, queue: ignis.Queue[Any]) -> None:
     """It lives, so its death is not what counts: it had its time, and no crash is counted."""
     queue.publish_many(range(4))

@@ -42,7 +42,7 @@ def cores() -> tuple[int, int]:
     return free[0], free[1]
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
 def uvloop(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "uvloop")
 

@@ -29,6 +29,7 @@ def test_more_than_an_entry_of_the_log_takes_is_published_and_swept(tmp_path: Pa
         assert (queue.main.in_flight(), queue.sideline.pending()) == (0, COUNT)
 
 
+@pytest.mark.long
 def test_what_is_due_at_one_time_is_moved_however_large_it_is(tmp_path: Path) -> None:
     """How large the due ones of a batch are is guessed by all of it: here they are all that is large in it."""
     large, small = encode_record(bytes(16_000_000)), encode_record(b"x")

@@ -22,7 +22,7 @@ from ignis.storage.embedded import format as stored_format
 from ignis.storage.later import Delayed, later_of
 from tests.contract.support import batch, drain
 
-ROUNDS = 12
+ROUNDS = 4
 _FAR_MS = 1 << 47
 SHARDS = 3
 

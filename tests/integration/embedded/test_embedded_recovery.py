@@ -222,7 +222,7 @@ def test_a_power_cut_loses_what_was_not_flushed_and_nothing_else(path: Path, tmp
         assert behind_a_gap(first, 60)
 
 
-@pytest.mark.parametrize("durability", ["interval", "none"])
+@pytest.mark.parametrize("durability", ["interval", pytest.param("none", marks=pytest.mark.long)])
 def test_the_power_may_go_within_any_entry(path: Path, tmp_path: Path, durability: str) -> None:
     """Of what was not flushed there is a beginning, never a part of a call, and the rest is no damage."""
     with open_at(path, **SELDOM) as store:
@@ -474,7 +474,17 @@ def opened_and_killed(path: Path, call: str, number: int) -> tuple[int, list[str
             tracer.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("call", ["fallocate", "pwrite64", "fdatasync", "linkat", "fsync", "unlinkat"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("fallocate", marks=pytest.mark.long),
+        pytest.param("pwrite64", marks=pytest.mark.long),
+        "fdatasync",
+        pytest.param("linkat", marks=pytest.mark.long),
+        pytest.param("fsync", marks=pytest.mark.long),
+        pytest.param("unlinkat", marks=pytest.mark.long),
+    ],
+)
 def test_recovery_may_be_killed_anywhere_and_is_repeated(path: Path, call: str) -> None:
     """One opening after the other dies at its first such call, at its second, and so on; the one that gets through finds all."""
     probe = [*STRACE, "-e", "inject=getppid:signal=KILL:when=9999", "true"]

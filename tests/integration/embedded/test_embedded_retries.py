@@ -21,8 +21,8 @@ from tests.support import WAIT_S, Journal, eventually, sidelined
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = 10
-MESSAGES = 300
+ROUNDS = 4
+MESSAGES = 150
 GOOD_AT = 4
 
 PROGRAM = """

@@ -178,18 +178,18 @@ def test_burst_in_one_process(start: Start, queue: ignis.Queue[str]) -> None:
 
 
 def test_max_messages_replaces_the_process(start: Start, queue: ignis.Queue[str]) -> None:
-    command = start("--processes", "1", "--max-messages", "100", "--health-bind", "0").wait_started()
+    command = start("--processes", "1", "--max-messages", "30", "--health-bind", "0").wait_started()
     first = command.wait_running(1)
-    for _ in range(30):
+    for _ in range(9):
         queue.publish_many(numbered(10, "slow "))
-    eventually(lambda: sum(command.ended().values()) == 300, timeout=START_S)
+    eventually(lambda: sum(command.ended().values()) == 90, timeout=START_S)
     health = command.health()[1]
     assert health["restarts"] >= 1
     assert health["deaths"] == 0
     eventually(lambda: not set(command.pids()) & set(first))
     assert reasons(queue) == {}
     begun = [body for what, body, _ in command.journal() if what == "start"]
-    assert len(begun) == 300, "nothing was handled twice"
+    assert len(begun) == 90, "nothing was handled twice"
 
 
 def test_max_rss_replaces_the_process(start: Start, queue: ignis.Queue[str]) -> None:
@@ -202,6 +202,7 @@ def test_max_rss_replaces_the_process(start: Start, queue: ignis.Queue[str]) -> 
     assert command.ended() == {"eat": 1}
 
 
+@pytest.mark.long
 def test_memory_that_is_over_at_once_is_a_failure_and_no_loop(start: Start) -> None:
     command = start("--processes", "1", "--max-rss", "1M", "--health-bind", "0")
     eventually(lambda: "another one in 1 s" in command.log(), timeout=START_S)
@@ -293,6 +294,7 @@ def test_a_look_inside(start: Start, queue: ignis.Queue[str]) -> None:
     eventually(lambda: command.ended()["hold go"] == 1)
 
 
+@pytest.mark.long
 def test_a_look_inside_has_fields(start: Start, queue: ignis.Queue[str]) -> None:
     """For who gathers the lines as JSON: no Python text is to be read there."""
     command = start("--processes", "1", "--log-format", "json", "--health-bind", "0").wait_started()
@@ -313,7 +315,7 @@ def test_a_look_inside_has_fields(start: Start, queue: ignis.Queue[str]) -> None
     command.release("go")
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", [pytest.param("text", marks=pytest.mark.long), "json"])
 def test_the_stacks_of_each_process_are_one_record(start: Start, queue: ignis.Queue[str], form: str) -> None:
     """One of them keeps the interpreter in a call of C: no line of Python runs there."""
     module = """

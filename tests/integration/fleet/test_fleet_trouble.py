@@ -69,6 +69,7 @@ def test_a_stopped_worker_is_replaced_and_what_it_held_given_back(
     assert command.health()[1]["deaths"] >= 1
 
 
+@pytest.mark.long
 def test_a_worker_that_goes_on_is_one_too_many(
     start: Start, queue: ignis.Queue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_worker_that_goes_on_is_one_too_many(
     assert command.health()[1]["deaths"] == 0
 
 
+@pytest.mark.long
 def test_a_locked_worker_is_not_unlocked_with_old_code(tmp_path: Path, embedded_url: str) -> None:
     module = tmp_path / "jobs.py"
     module.write_text(MODULE)
@@ -245,7 +247,13 @@ def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("output", "processes"),
-    [("closed", ()), ("gone", ()), ("full", ()), ("unread", ()), ("gone", ("--processes", "1"))],
+    [
+        ("closed", ()),
+        ("gone", ()),
+        pytest.param("full", (), marks=pytest.mark.long),
+        pytest.param("unread", (), marks=pytest.mark.long),
+        pytest.param("gone", ("--processes", "1"), marks=pytest.mark.long),
+    ],
     ids=["closed", "gone", "full", "unread", "gone-supervised"],
 )
 def test_a_standard_output_that_takes_nothing_ends_no_worker(

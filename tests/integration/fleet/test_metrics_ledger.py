@@ -31,11 +31,11 @@ SCRAPE_S = 0.1
 BATCH = 2_000
 LATE = 1_500
 """Messages of each kind whose time is over before anybody can claim them."""
-COUNTS = {"threads": 120_000, "processes": 80_000}
-KILLS = (10_000, 30_000, 50_000)
+COUNTS = {"threads": 40_000, "processes": 30_000}
+KILLS = (4_000, 10_000, 18_000)
 """Behind so many messages comes one that ends the process which handles it."""
 DEATHS = len(KILLS)
-REPLACED_AT = 40_000
+REPLACED_AT = 14_000
 REJECTED, FAILED, RETRIED, GIVEN_UP, IGNORED, CHAINED = range(1, 7)
 """What a handler does with a number, by its rest after the division by 100; with any other it is done."""
 
@@ -188,7 +188,9 @@ def given_back(found: dict[str, float], expected: dict[str, float]) -> dict[str,
     return expected | {"claimed": expected["claimed"] + again, "waits": expected["waits"] + again}
 
 
-@pytest.mark.parametrize("replaced", [False, True], ids=["steady", "replaced meanwhile"])
+@pytest.mark.parametrize(
+    "replaced", [pytest.param(False, marks=pytest.mark.long), True], ids=["steady", "replaced meanwhile"]
+)
 def test_every_message_is_counted_once(app: ignis.Ignis, embedded_url: str, tmp_path: Path, replaced: bool) -> None:
     queues: dict[str, ignis.Queue[int]] = {
         "threads": app.queue("threads", int, shards=4, shovel_interval=0),

@@ -59,12 +59,20 @@ def broker(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         process.communicate(timeout=START_S)
 
 
+@pytest.mark.parametrize(
+    "times",
+    [{"timeout_s": 1, "connect_timeout_s": 1}, pytest.param({}, marks=pytest.mark.long)],
+    ids=["short times", "as they are"],
+)
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "gone"])
 def test_a_worker_whose_broker_is_away(
-    broker: tuple[subprocess.Popen[bytes], str], how: signal.Signals, caplog: pytest.LogCaptureFixture
+    broker: tuple[subprocess.Popen[bytes], str],
+    how: signal.Signals,
+    times: dict[str, float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     process, url = broker
-    with ignis.Ignis(url) as app:
+    with ignis.Ignis(url, store=times) as app:
         queue = app.queue("jobs", int)
         queue.handler(lambda n: None)
         queue.publish_many(range(5))

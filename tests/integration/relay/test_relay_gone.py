@@ -33,7 +33,9 @@ def replace_all(here: Place) -> None:
     here.directory.mkdir(mode=0o700)
 
 
-both_ways = pytest.mark.parametrize("remove", [remove_all, remove_channels, replace_all])
+both_ways = pytest.mark.parametrize(
+    "remove", [remove_all, remove_channels, pytest.param(replace_all, marks=pytest.mark.long)]
+)
 Remove = Callable[[Place], None]
 
 

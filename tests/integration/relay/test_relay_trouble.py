@@ -211,6 +211,7 @@ publisher.close(30)
     stop(relay)
 
 
+@pytest.mark.long
 def test_producers_of_one_message_each_leave_nothing_behind(here: Place) -> None:
     relay = here.start_relay()
 

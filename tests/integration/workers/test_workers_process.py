@@ -98,6 +98,7 @@ def test_attempts(app: ignis.Ignis, journal: Journal) -> None:
     assert [message.error for message in sidelined(queue)] == ["RuntimeError: attempt 3"]
 
 
+@pytest.mark.long
 def test_retries(app: ignis.Ignis, journal: Journal) -> None:
     """What is tried again is decided by the exception in the worker, or its answer, by the death of it in its parent."""
     queue = jobs.register(app, "retried", "process", shovel_interval=0)
@@ -164,7 +165,7 @@ def test_a_process_that_overruns_is_killed(app: ignis.Ignis, journal: Journal) -
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("concurrency", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_kill_9_costs_the_message_at_hand_and_no_other(app: ignis.Ignis, journal: Journal, concurrency: int) -> None:
     queue = jobs.register(app, "jobs", "process", concurrency=concurrency)
     app.start()
@@ -262,18 +263,18 @@ def alive(pid: int) -> bool:
 def test_a_graceful_stop_loses_and_doubles_nothing(embedded_url: str, new_app: MakeApp, journal: Journal) -> None:
     app = new_app(embedded_url)
     queue = jobs.register(app, "jobs", "process", concurrency=2)
-    queue.publish_many([{"n": n, "do": "none"} for n in range(600)])
+    queue.publish_many([{"n": n, "do": "none"} for n in range(250)])
     rounds = 0
     while queue.main.pending():
         before = len(journal.lines())
         app.start()
-        eventually(lambda: len(journal.lines()) >= min(before + 100, 1_200) or not queue.main.pending())  # noqa: B023
+        eventually(lambda: len(journal.lines()) >= min(before + 100, 500) or not queue.main.pending())  # noqa: B023
         assert app.stop() is True
         assert queue.main.in_flight() == 0
         rounds += 1
         assert rounds < 100
     counts = journal.counts()
-    assert all(counts[f"end {n}"] == counts[f"start {n}"] == 1 for n in range(600))
+    assert all(counts[f"end {n}"] == counts[f"start {n}"] == 1 for n in range(250))
     assert sidelined(queue) == []
 
 
@@ -366,7 +367,13 @@ def environment(journal: Journal) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("pass", 0), ("sys.exit(4)", 4), ("raise RuntimeError('x')", 1), ("os._exit(5)", 5)]
+    ("end", "code"),
+    [
+        ("pass", 0),
+        pytest.param("sys.exit(4)", 4, marks=pytest.mark.long),
+        pytest.param("raise RuntimeError('x')", 1, marks=pytest.mark.long),
+        ("os._exit(5)", 5),
+    ],
 )
 def test_a_parent_that_just_ends_leaves_no_process(
     tmp_path: Path, embedded_url: str, journal: Journal, end: str, code: int
@@ -399,6 +406,7 @@ def test_a_parent_that_is_killed_leaves_no_process(tmp_path: Path, embedded_url:
     eventually(lambda: not any(alive(pid) for pid in workers))
 
 
+@pytest.mark.long
 def test_a_handler_does_not_outlive_the_parent(tmp_path: Path, embedded_url: str, journal: Journal) -> None:
     """Nobody would hear its outcome, and its message is given to somebody else."""
     body = """

@@ -106,6 +106,7 @@ def test_one_leader_whoever_leads_and_whoever_dies(python: MakeLeader, java: Mak
     eventually(lambda: second.status().members == ("python-2",))
 
 
+@pytest.mark.long
 def test_java_leads_first_and_stands_again(python: MakeLeader, java: MakeJava) -> None:
     peer = java("java-1")
     eventually(lambda: peer.leads)
@@ -137,6 +138,7 @@ def test_java_leads_first_and_stands_again(python: MakeLeader, java: MakeJava) -
     assert eventually(mine.try_lead).epoch > fence.epoch
 
 
+@pytest.mark.long
 def test_never_two_at_once(python: MakeLeader, java: MakeJava) -> None:
     """The leadership goes round; whenever anybody looks, one of them has it at most."""
     peer, ours = java("java-1"), [python("python-1"), python("python-2")]

@@ -496,7 +496,12 @@ def test_tls_with_a_certificate_of_the_clients(tls_server: tuple[int, dict[str, 
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize(
     "change",
-    [{"tls": "no"}, {"tls_cafile": ""}, {"tls_certfile": "", "tls_keyfile": ""}, {"host": "localhost"}],
+    [
+        pytest.param({"tls": "no"}, marks=pytest.mark.long),
+        {"tls_cafile": ""},
+        pytest.param({"tls_certfile": "", "tls_keyfile": ""}, marks=pytest.mark.long),
+        {"host": "localhost"},
+    ],
     ids=["plain", "unknown authority", "no certificate", "other name"],
 )
 def test_tls_that_does_not_fit_does_not_connect(

@@ -161,7 +161,15 @@ def goes_round(leader: Any, rounds: int = 3) -> None:
     assert (leader.stats()["available"], leader.stats()["trouble"]) == (True, "")
 
 
-@pytest.mark.parametrize("odd", sorted(ODD))
+@pytest.mark.parametrize(
+    "odd",
+    [
+        name
+        if name in ("not utf-8", "deep lists", "no data", "wrong types")
+        else pytest.param(name, marks=pytest.mark.long)
+        for name in sorted(ODD)
+    ],
+)
 def test_odd_bytes_in_any_node_end_no_election(
     odd: str, candidate: MakeLeader, tree: Tree, caplog: pytest.LogCaptureFixture
 ) -> None:
