@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,15 +81,24 @@ def test_who_follows_the_pages_needs_no_rights() -> None:
     assert not asked
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(block.language in RUN for block in blocks(page))])
-def test_a_page_as_it_is_written(page: str, environment: dict[str, str], tmp_path: Path) -> None:
+def shown() -> Iterator[Any]:
+    """Pages with what is run of them. What needs Spark takes a minute a page."""
+    for page in PAGES:
+        found = [block for block in blocks(page) if block.language in RUN or "file" in block.words]
+        if not any(block.language in RUN for block in found):
+            continue
+        quick = [block for block in found if block.words.get("needs") != "spark"]
+        if quick:
+            slow = [pytest.mark.long] if page == "docs/performance.md" else []
+            yield pytest.param(page, quick, id=page, marks=slow)
+        if quick != found:
+            yield pytest.param(page, found, id=f"{page} with Spark", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("page", "found"), list(shown()))
+def test_a_page_as_it_is_written(page: str, found: list[Block], environment: dict[str, str], tmp_path: Path) -> None:
     directory = tmp_path / "empty"
     directory.mkdir()
-    found = [block for block in blocks(page) if block.language in RUN or "file" in block.words]
-    if not os.environ.get("IGNIS_TEST_LONG"):
-        found = [block for block in found if block.words.get("needs") != "spark"]
-        if not found:
-            pytest.skip("a page of Spark takes a minute: IGNIS_TEST_LONG=1 runs it")
     shutil.rmtree(RELAY, ignore_errors=True)
     running = Page(directory, environment)
     try:
