@@ -1,12 +1,13 @@
 """The command that tries each wheel where it is built, as pyproject.toml has it, without the container: an environment that
 holds the wheel and the extras of ``test-extras`` alone, and a directory that holds nothing but ``test-sources``.
 
-Here every test is only collected, which shows what cannot be imported. ``make wheel-tests`` runs all of them
-(``IGNIS_TEST_WHEEL=all``), which also shows the files that are missing; that takes minutes.
+`make test` looks at what the tests import. `make test-long` collects every test there, which shows what cannot be imported.
+``make wheel-tests`` runs all of them (``IGNIS_TEST_WHEEL=all``), which also shows the files that are missing.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.parsing import parse
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,6 +99,7 @@ def directory(settings: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.timeout(INSTALL_S + (ALL_S if ALL else COLLECT_S) + 30)
 def test_the_command_that_tries_a_wheel(settings: dict[str, Any], environment: dict[str, str], directory: Path) -> None:
     if not ALL:
@@ -113,3 +117,25 @@ def test_every_file_of_the_command_is_among_the_sources(settings: dict[str, Any]
     for word in named:
         assert (ROOT / word).exists(), f"test-command names {word}, which is not there"
         assert word.split("/")[0] in settings["test-sources"], f"test-command names {word}, which is not copied"
+
+
+def test_what_the_tests_of_the_command_import_is_among_the_sources(settings: dict[str, Any]) -> None:
+    """Of the repository there is nothing else beside the wheel: not `bench`, and no script."""
+    folders = [ROOT / word for word in settings["test-command"].split() if word.startswith("tests/")]
+    files = [file for one in folders for file in (one.rglob("*.py") if one.is_dir() else [one])]
+    repository = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"ignis", *settings["test-sources"]}
+    found = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for node in parse(file.read_text("utf-8")).body
+        for name in imported(node)
+        if name.partition(".")[0] in repository
+    ]
+    assert len(files) > 200
+    assert found == []
+
+
+def imported(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
