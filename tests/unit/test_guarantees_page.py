@@ -17,6 +17,7 @@ LONGEST_SENTENCE = 35
 
 MARK = re.compile(r"\[(T[1-9]\d*)\]")
 TEST = re.compile(r"`((?:tests|csrc/tests)/[\w/.]+)::((?:\w+::)?\w+)`")
+LONG = "pytest.mark.long"
 TESTS = "\n## The tests\n"
 # A sentence that ends inside a statement: the next one has to have a mark of its own.
 SECOND_SENTENCE = re.compile(r"[.!?][\"')*`]*\s+[A-Z`]")
@@ -44,18 +45,31 @@ def statements(page: str) -> list[str]:
 
 @functools.cache
 def functions(path: str) -> frozenset[str]:
-    text = (ROOT / path).read_text("utf-8")
     if path.endswith(".c"):
-        return frozenset(re.findall(r"^static void (\w+)\(", text, re.MULTILINE))
-    module = parse(text)
+        return frozenset(re.findall(r"^static void (\w+)\(", (ROOT / path).read_text("utf-8"), re.MULTILINE))
+    return frozenset(name for name, _ in owned(path))
+
+
+@functools.cache
+def owned(path: str) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The functions of a file and of its classes."""
+    module = parse((ROOT / path).read_text("utf-8"))
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     owners: list[tuple[str, ast.Module | ast.ClassDef]] = [("", module), *((f"{one.name}::", one) for one in classes)]
-    return frozenset(
-        f"{prefix}{node.name}"
+    return [
+        (f"{prefix}{node.name}", node)
         for prefix, owner in owners
         for node in owner.body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    )
+    ]
+
+
+@functools.cache
+def left_out(path: str) -> frozenset[str]:
+    """The tests of a file that are marked `long` as a whole, and so are no part of `make test`."""
+    if path.endswith(".c") or not (ROOT / path).is_file():
+        return frozenset()
+    return frozenset(name for name, node in owned(path) if any(ast.unparse(one) == LONG for one in node.decorator_list))
 
 
 def faults(page: str) -> list[str]:
@@ -95,6 +109,8 @@ def faults(page: str) -> list[str]:
             is_test = path.endswith(".c") or name.rpartition("::")[2].startswith("test_")
             if not (ROOT / path).is_file() or not is_test or name not in functions(path):
                 found.append(f"{mark[1]}: there is no test {path}::{name}")
+        if tests and all(name in left_out(path) for path, name in tests):
+            found.append(f"{mark[1]}: `make test` leaves out each of its tests, which are marked long")
     found += [f"{mark} stands twice in the table" for mark in sorted(set(listed)) if listed.count(mark) > 1]
     found += [f"{mark} is not in the table" for mark in sorted(used - set(listed))]
     found += [f"{mark} is used nowhere" for mark in sorted(set(listed) - used)]
@@ -122,6 +138,11 @@ def test_every_statement_has_its_tests() -> None:
         ("\n| T1 | ", "\n| T1 | `tests/unit/test_no_such.py::test_a` <br> ", "T1: there is no test tests/unit/test_no_such.py"),
         ("\n| T1 | ", "\n| T1 | `tests/unit/test_queue.py::test_no_such` <br> ", "T1: there is no test tests/unit/test_queue.py"),
         ("\n| T1 | ", "\n| T1 | `tests/unit/test_guarantees_page.py::faults` <br> ", "T1: there is no test tests/unit/test_guar"),
+        (
+            "\n| T1 | ",
+            "\n| T9999 | `tests/crash/test_mutants.py::test_planted_faults_are_caught` |\n| T1 | ",
+            "T9999: `make test` leaves out each of its tests",
+        ),
         ("\n| T1 | ", "\n| T1 | by reasoning ", "T1 names something that is no test"),
         ("\n| T1 | ", "\n| T1 | `tests/unit/test_queue.py::test_figures` |\n| T1 | ", "T1 stands twice in the table"),
         ("\n| T1 | ", "\n| T9999 | ", "T1 is not in the table"),
