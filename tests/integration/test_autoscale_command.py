@@ -124,6 +124,7 @@ def test_it_asks_how_many_there_are(tmp_path: Path, scale: Scale, queue: ignis.Q
     eventually(lambda: len(told(tmp_path)) > before and (tmp_path / "count").read_text() == "6")
 
 
+@pytest.mark.long
 def test_a_hanging_command_is_ended_with_us(tmp_path: Path, scale: Scale, queue: ignis.Queue[int]) -> None:
     (tmp_path / "hang").touch()
     queue.publish_many(range(45))

@@ -14,12 +14,13 @@ pytestmark = pytest.mark.integration
 _LIMIT_S = 100.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("subject", "measured"),
     [
-        ("steps", "ignis: publish to handled, cold"),
+        pytest.param("steps", "ignis: publish to handled, cold", marks=pytest.mark.long),
         ("broker-steps", "ignis: read, until the client has the answer"),
-        ("consumers", "ignis"),
+        pytest.param("consumers", "ignis", marks=pytest.mark.long),
     ],
 )
 def test_a_quick_run_measures_everything(subject: str, measured: str, tmp_path: Path) -> None:

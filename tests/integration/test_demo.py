@@ -97,6 +97,7 @@ def test_plain_output_and_a_store_of_ones_own(tmp_path: Path) -> None:
     assert answer(again)["lost"] == 0
 
 
+@pytest.mark.long
 def test_a_demo_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ignis", "demo", "--flights", "100000", "--rate", "100", "--steady-seconds", "60"],
@@ -212,6 +213,7 @@ def test_the_checker_can_fail(tmp_path: Path, fault: str) -> None:
     assert (report.lost, report.invented) == (int(fault == "lost"), int(fault == "invented"))
 
 
+@pytest.mark.long
 def test_the_files_own_answer() -> None:
     """Known figures of the data, so that the reading itself is checked."""
     data = load_flights()

@@ -133,8 +133,10 @@ ENDINGS: dict[str, tuple[int, str]] = {
     "raise": (1, "ValueError: of the child"),
     "return": (1, "came back from the handler"),
 }
-CASES = [("thread", ending) for ending in ENDINGS] + [
-    (form, ending) for form in FORMS[1:] for ending in ("exit", "raise", "return")
+CASES = [
+    *(("thread", ending) for ending in ENDINGS),
+    *((form, "raise") for form in FORMS[1:]),
+    *(pytest.param(form, ending, marks=pytest.mark.long) for form in FORMS[1:] for ending in ("exit", "return")),
 ]
 
 

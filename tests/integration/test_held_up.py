@@ -123,7 +123,7 @@ def test_with_one_worker_the_order_stays(new_app: MakeApp, tmp_path: Path, url: 
     assert held.seen == ["slow", *map(str, range(2 * BEHIND))]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_worker_processes(
     new_app: MakeApp, journal: Journal, tmp_path: Path, workers: int, released: Callable[[str], None]
 ) -> None:

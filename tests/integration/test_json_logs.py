@@ -115,7 +115,7 @@ def test_from_its_start_to_its_end(command: str, tmp_path: Path, embedded_url: s
         assert errors == {"of a thread", "while an object ends"}
 
 
-@pytest.mark.parametrize("broken", ["url", "option", "module"])
+@pytest.mark.parametrize("broken", ["url", pytest.param("option", marks=pytest.mark.long), "module"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_keeps_it_from_starting(command: str, broken: str, tmp_path: Path) -> None:
     arguments = command_of(command, tmp_path)

@@ -79,7 +79,7 @@ def test_a_broker_in_front_of_another(inner: RunningBroker, caplog: pytest.LogCa
     assert SECRET not in repr(answers)
 
 
-@pytest.mark.parametrize("json_lines", [True, False], ids=["json", "text"])
+@pytest.mark.parametrize("json_lines", [True, pytest.param(False, marks=pytest.mark.long)], ids=["json", "text"])
 @pytest.mark.parametrize("service", ["broker", "relay", "worker", "bad"])
 def test_start_lines(inner: RunningBroker, tmp_path: Path, service: str, json_lines: bool) -> None:
     url = f"ignis://127.0.0.1:{inner.port}/?token={SECRET}"

@@ -58,8 +58,19 @@ def release(journal: Journal, name: str) -> None:
     journal.path.with_name(f"{journal.path.name}.{name}").touch()
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "pool"),
+    [
+        *((signal.SIGTERM, pool) for pool in POOLS),
+        *((number, "thread") for number in (signal.SIGINT, signal.SIGHUP)),
+        *(
+            pytest.param(number, pool, marks=pytest.mark.long)
+            for number in (signal.SIGINT, signal.SIGHUP)
+            for pool in POOLS
+            if pool != "thread"
+        ),
+    ],
+)
 def test_a_signal_drains(
     queue: ignis.Queue[Any], start: Start, journal: Journal, number: signal.Signals, pool: str
 ) -> None:

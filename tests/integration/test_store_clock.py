@@ -106,9 +106,15 @@ def test_a_message_lives_as_long_as_it_was_given(store: Store, url: str, step_s:
     assert (fired.total(), fired.expired) == (1, 1)
 
 
-@pytest.mark.parametrize(("step_s", "on_expiry", "handled"), [
-    (HOUR_S, "drop", "[2]"), (HOUR_S, "sideline", "[2]"), (-HOUR_S, "drop", "[2, 3]"), (-HOUR_S, "sideline", "[1, 2, 3]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step_s", "on_expiry", "handled"),
+    [
+        (HOUR_S, "drop", "[2]"),
+        pytest.param(HOUR_S, "sideline", "[2]", marks=pytest.mark.long),
+        pytest.param(-HOUR_S, "drop", "[2, 3]", marks=pytest.mark.long),
+        (-HOUR_S, "sideline", "[1, 2, 3]"),
+    ],
+)
 def test_a_deadline_is_a_time_of_day(url: str, step_s: float, on_expiry: str, handled: str) -> None:
     """Consumers go by the wall clock. What the store was told of a deadline goes by its own clock, which nobody sets."""
     with ignis.Ignis(url) as app:

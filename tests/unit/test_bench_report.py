@@ -175,8 +175,8 @@ def test_a_run_of_the_first_columns_is_still_read(tmp_path: Path) -> None:
     ("rounds", "said"),
     [
         (1, "one round"),
-        (2, "mean of 2 rounds"),
-        (3, "median of 3 rounds"),
+        pytest.param(2, "mean of 2 rounds", marks=pytest.mark.long),
+        pytest.param(3, "median of 3 rounds", marks=pytest.mark.long),
         (4, "median of 4 rounds, the mean of the two in the middle"),
     ],
 )
@@ -202,6 +202,11 @@ def test_fewer_and_more_messages_than_asked_for_are_said(tmp_path: Path, capsys:
     more = "more than the 300 that were asked for"
     assert f"drain, published in bulk: {more}" in err
     assert more in (out / "index.html").read_text("utf-8")
+
+
+@pytest.mark.long
+def test_fewer_messages_than_asked_for_are_said_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["bench", "--durability", "none", "--dir", str(tmp_path), "--report", str(tmp_path / "out"), "--runs", "1"]
     assert main([*call, "--messages", "20001", "--json"]) == 0
     for one in json.loads(capsys.readouterr().out)["results"]:
         fewer, bulk = one["messages"] < 20_001, one["messages"] > 20_001

@@ -387,7 +387,15 @@ def test_a_reader_that_goes_away_loses_nothing(url: str, app: Ignis, options: li
     assert queue.main.in_flight() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+    ids=lambda one: one.name,
+)
 def test_a_signal_gives_back_what_nobody_has_read(url: str, app: Ignis, number: signal.Signals) -> None:
     queue = app.queue("orders", int, shards=2)
     queue.publish_many(range(300))

@@ -151,7 +151,7 @@ def post(letter): ...
 """
 
 
-@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--processes", "1"], marks=pytest.mark.long)])
 def test_it_says_what_it_waits_for(tmp_path: Path, url: str, more: list[str]) -> None:
     (tmp_path / "mails.py").write_text(PATTERNS)
     process = subprocess.Popen(
@@ -172,7 +172,7 @@ def test_it_says_what_it_waits_for(tmp_path: Path, url: str, more: list[str]) ->
         process.communicate(timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
+@pytest.mark.parametrize("processes", [[], pytest.param(["--processes", "1"], marks=pytest.mark.long)])
 @pytest.mark.parametrize("room", [True, False])
 def test_a_burst_ends_well_when_all_is_acknowledged(tmp_path: Path, url: str, processes: list[str], room: bool) -> None:
     """On a store that has no room for acknowledgements it waits; told to end it says what it leaves."""
@@ -235,7 +235,7 @@ def test_a_burst_says_what_is_delayed(tmp_path: Path, url: str) -> None:
     assert "a second signal" not in ended.stderr, "nobody sent a first one"
 
 
-@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--processes", "1"], marks=pytest.mark.long)])
 def test_a_burst_does_not_wait_for_a_queue_that_is_publish_only(tmp_path: Path, url: str, more: list[str]) -> None:
     """It never ended: it counted as left to do what nobody was to claim."""
     (tmp_path / "zero.py").write_text(

@@ -15,7 +15,7 @@ from tests.apps import jobs
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, Journal, wait_idle
 
-COUNT = 1_500
+COUNT = 600
 WORKERS, MAX_CHUNK, MAX_UNACKED, BATCH = 4, 4, 16, 10
 BOUNDS = {
     "thread": MAX_UNACKED + WORKERS * 2 * MAX_CHUNK,

@@ -376,9 +376,21 @@ def verdict(module: str, name: str) -> str | None:
     return None if right else f"{module} imports {target}"
 
 
+_TREES: dict[str, ast.Module] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    _TREES.clear()
+
+
 def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Parsed once for all tests of this file."""
     for name, path in SOURCES.items():
-        yield name, parse(path.read_text(encoding="utf-8"), str(path))
+        if name not in _TREES:
+            _TREES[name] = parse(path.read_text(encoding="utf-8"), str(path))
+        yield name, _TREES[name]
 
 
 def test_every_unit_has_its_place() -> None:

@@ -153,7 +153,9 @@ def places(app: ignis.Ignis, queue: ignis.Queue[int], where: str) -> tuple[Any, 
     return found[on], name
 
 
-@pytest.mark.parametrize("kind", ["thread", "async", "batch"])
+@pytest.mark.parametrize(
+    "kind", ["thread", pytest.param("async", marks=pytest.mark.long), pytest.param("batch", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(
     "where",
     [

@@ -87,9 +87,19 @@ def test_by_real_time_the_hour_that_comes_twice_counts_twice() -> None:
     "cron", ["30 2 * * *", "15,45 2 * * *", "0 * * * *", "*/20 * * * *", "0 2,3 * * *", "0 0 * * *"]
 )
 @pytest.mark.parametrize(
-    "zone", [BERLIN, "America/New_York", "Australia/Lord_Howe", "America/Havana", "Asia/Kolkata", "UTC"]
+    "zone",
+    [
+        BERLIN,
+        pytest.param("America/New_York", marks=pytest.mark.long),
+        "Australia/Lord_Howe",
+        "America/Havana",
+        pytest.param("Asia/Kolkata", marks=pytest.mark.long),
+        pytest.param("UTC", marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("month", [3, 10, 11])
+@pytest.mark.parametrize(
+    "month", [pytest.param(3, marks=pytest.mark.long), 10, pytest.param(11, marks=pytest.mark.long)]
+)
 def test_asked_from_any_moment_the_ticks_are_the_same(cron: str, zone: str, month: int) -> None:
     """A leader goes on from where another stopped, in whichever of two hours that was."""
     timing = Cron(cron, zone)
@@ -162,6 +172,7 @@ def by_the_minute(cron: str, zone: dt.tzinfo, begin_s: int, end_s: int) -> list[
     return found
 
 
+@pytest.mark.long
 def test_through_every_shift_of_every_zone_in_a_year() -> None:
     """Each kind of shift once: at what time of day, from which offset to which."""
     kinds: dict[tuple[object, ...], tuple[str, int]] = {}

@@ -131,7 +131,7 @@ def test_the_thread_has_a_name(log: Log) -> None:
 
 def test_in_a_child_it_does_nothing(log: Log) -> None:
     interval = Interval(log, 1)
-    for _ in range(10):
+    for _ in range(4):
         load(log)
         pid = os.fork()
         if pid == 0:
