@@ -150,7 +150,6 @@ def test_what_is_run_now_is_delivered_at_once(broker: RunningBroker) -> None:
         assert other.run_now("jobs", {placed[0]: [placed[1]]}) == 0
 
 
-@pytest.mark.long
 def test_what_waits_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
     """With the answer it is as durable as any message. Who waited goes on at the next broker."""
     url = f"embedded://{tmp_path}/store"

@@ -155,7 +155,6 @@ class TestStream:
         assert len(sink.all()) == 15
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
-    @pytest.mark.long
     def test_the_checkpoint_of_another_queue_is_refused(
         self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
     ) -> None:
