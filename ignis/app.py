@@ -548,6 +548,8 @@ class Ignis(AppSettings):
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
         }
+        if (turns := self.context.turns) is not None:
+            figures["turns"] = turns.stats()
         if (scheduler := self._scheduling.made) is not None:
             figures["scheduler"] = scheduler.stats()
         if self._sweeper is not None:

@@ -106,6 +106,16 @@ PROCESS = (
     _gauge(
         "ignis_pool_buffers", "buffers", "Of the slab pools, in use here, by size in bytes.", "class", supervised=_SUM
     ),
+    _gauge(
+        "ignis_turns", "threads", "That may be in handlers here at a time, by consumer.max_running.", supervised=_SUM
+    ),
+    _gauge("ignis_turns_taken", "threads", "That have their turn in handlers here, or claim for it.", supervised=_SUM),
+    _gauge(
+        "ignis_turns_waiting",
+        "threads",
+        "That wait for their turn here, one a queue that has messages.",
+        supervised=_SUM,
+    ),
     _gauge("ignis_pool_slots", "buffers", "That the slab pools have here, by size in bytes.", "class", supervised=_SUM),
     _counter("ignis_refresh_passes_total", "passes", "Over all queues, to follow what others changed."),
     _counter("ignis_refresh_errors_total", "errors", "Queues or passes that failed."),

@@ -188,6 +188,10 @@ class Collector(BaseCollector):
         _add_set_aside(found, stats.get("set_aside") or (), self._queues)
         if "ring_depth" in stats:
             found.add("ignis_ring_depth", stats["ring_depth"])
+        if turns := stats.get("turns"):
+            found.add("ignis_turns", turns["limit"])
+            found.add("ignis_turns_taken", turns["taken"])
+            found.add("ignis_turns_waiting", turns["waiting"])
         for one in stats.get("pool") or ():
             found.add("ignis_pool_buffers", one["active"], str(one["slot_bytes"]))
             found.add("ignis_pool_slots", one["slots"], str(one["slot_bytes"]))

@@ -37,6 +37,10 @@ class Turns:
         """How many wait for one."""
         return len(self._waiting)
 
+    def stats(self) -> dict[str, int]:
+        """How many there are, have one and wait for one."""
+        return {"limit": self.limit, "taken": self.taken, "waiting": self.waiting}
+
     def take(self, turn: Turn) -> bool:
         """Whether it is that one's turn at once; if not it waits in line, and its bell is rung."""
         with self._lock:

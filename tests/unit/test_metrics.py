@@ -19,7 +19,8 @@ from ignis.metric_catalogue import OTHER
 from ignis.metrics import Collector, Exposition
 from ignis.supervisor.aggregate import Totals
 from ignis.testing import ManualClock
-from tests.support import WAIT_S, eventually, wait_idle
+from tests.conftest import MakeApp
+from tests.support import WAIT_S, Gate, eventually, wait_idle
 
 NAMES = {one.metric for one in (*QUEUE, *SHOVEL, *CONSUMER, *TIMES) if one.metric} | {
     "ignis_build_info", "ignis_queue_state", "ignis_queues_left_out", "ignis_refresh_errors", "ignis_refresh_passes",
@@ -91,6 +92,20 @@ def test_a_consumers_figures_are_there_from_its_start(memory_app: ignis.Ignis) -
     for reason in REASONS:
         assert found["ignis_sidelined_total", "jobs", reason] == 0
     assert memory_app.queue("jobs").stats()["consumer"]["handled"] == 0
+
+
+def test_turns_that_are_taken_and_waited_for(memory_url: str, new_app: MakeApp, gate: Gate) -> None:
+    app = new_app(memory_url, consumer={"max_running": 1})
+    for name in ("jobs", "mails", "sums"):
+        app.queue(name, bytes).handler(gate)
+        app.queue(name).publish(b"x")
+    exposition = Exposition(Collector(app.stats))
+    app.start()
+    gate.wait_entered()
+    names = ("ignis_turns", "ignis_turns_taken", "ignis_turns_waiting")
+    eventually(lambda: [parsed(exposition.text())[name, ()] for name in names] == [1, 1, 2])
+    gate.open.set()
+    eventually(lambda: [parsed(exposition.text())[name, ()] for name in names] == [1, 0, 0])
 
 
 def test_buffers_in_use_by_class(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
