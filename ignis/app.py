@@ -178,7 +178,7 @@ class Ignis(AppSettings):
             start_late=self._start_late,
             failed=self._consumer_failed,
             close=self.close_quietly,
-            turns=Turns(self.consumer_settings.max_running) if self.consumer_settings.max_running else None,
+            turns=Turns(self.consumer_settings.max_running),
             tracing=self._tracing,
         )
 
@@ -548,8 +548,8 @@ class Ignis(AppSettings):
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
         }
-        if (turns := self.context.turns) is not None:
-            figures["turns"] = turns.stats()
+        if self.context.turns.limit:
+            figures["turns"] = self.context.turns.stats()
         if (scheduler := self._scheduling.made) is not None:
             figures["scheduler"] = scheduler.stats()
         if self._sweeper is not None:

@@ -390,8 +390,8 @@ class ConsumerSettings(_Settings):
     )
     max_running: int = _setting(
         0,
-        "threads of one application that are in handlers at a time, over all its queues; 0 = as many as the queues' concurrency "
-        "comes to",
+        "threads of one application that are in handlers at a time, over all its queues, in each process; 0 = as many as the "
+        "queues' concurrency comes to",
         0,
         10_000,
     )

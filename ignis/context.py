@@ -43,8 +43,8 @@ class AppContext:
         start_late: a handler of the queue of that name was registered: it runs now if the application does.
         failed: told of the error by which a consumer ended.
         close: closes the application in a process that ends anyway.
+        turns: of the threads in its handlers.
         tracing: makes its spans; None = it does not trace.
-        turns: of the threads in its handlers; None = all of them may run at a time.
     """
 
     app: Any
@@ -64,8 +64,8 @@ class AppContext:
     start_late: Callable[[str], None]
     failed: Callable[[BaseException], None]
     close: Callable[[], None]
+    turns: Turns
     tracing: Tracing | None = None
-    turns: Turns | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,8 +214,21 @@ class QueueHandling(Generic[M]):
 
     def _new_consumer(self, spec: HandlerSpec) -> Consumer:
         settings = self._app.consumer_settings
+        turns = self._app.turns
+        if spec.pool != "thread" and turns.goes_without():
+            log.warning(
+                event_text(
+                    "runs_without_turns",
+                    "consumer.max_running = %d does not bound handler %s of %s, which runs as %s: concurrency does (said once)"),
+                turns.limit, spec.name, spec.queue, "a coroutine" if spec.pool == "async" else "worker processes",
+            )  # fmt: skip
         return Consumer(
-            self._context(), spec, settings, lambda: self.make_runner(spec), self._app.failed, self._app.turns
+            self._context(),
+            spec,
+            settings,
+            lambda: self.make_runner(spec),
+            self._app.failed,
+            turns if turns.limit else None,
         )
 
     @property

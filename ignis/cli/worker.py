@@ -41,6 +41,12 @@ __all__ = ["find_app", "sweep", "worker"]
     metavar="MAX",
     help="With --processes: between N and MAX processes, by what waits in the queues.",
 )
+@click.option(
+    "--max-running",
+    type=click.IntRange(0, 10_000),
+    metavar="N",
+    help="Threads in handlers at a time in each process, over all queues; 0 = no bound.  [default: consumer.max_running]",
+)
 @click.option("--max-messages", type=click.IntRange(min=1), metavar="N", help="End, or be replaced, after so many.")
 @click.option("--max-rss", metavar="SIZE", help="End, or be replaced, when resident memory is larger, e.g. 512M.")
 @click.option(
@@ -89,6 +95,8 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
     app.url = absolute(state.url) if state.url else app.url
     app.client_id = state.client_id or app.client_id
     app.farm_id = state.farm_id or app.farm_id
+    if given.max_running is not None:
+        app.context.turns.bound(given.max_running)
     return worker_processes.work_here(state, app, given)
 
 

@@ -56,6 +56,7 @@ class WorkerOptions:
     queues: tuple[str, ...]
     processes: int | None
     autoscale: int | None
+    max_running: int | None
     max_messages: int | None
     max_rss: str | None
     burst: bool
@@ -72,6 +73,7 @@ class WorkerOptions:
         """What each worker process is told."""
         out = [part for name in self.queues for part in ("--queue", name)]
         for option, value in (
+            ("--max-running", self.max_running),
             ("--max-messages", self.max_messages),
             ("--max-rss", self.max_rss),
             ("--stop-timeout", self.stop_timeout),
@@ -119,7 +121,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         if state.json:
             document = {
                 "event": "started", "pid": os.getpid(), "owner": app.store.owner, "url": redacted(app.url), "queues": queues,
-                "patterns": patterns(app),
+                "patterns": patterns(app), "max_running": app.context.turns.limit,
             }  # fmt: skip
             if endpoint is not None:
                 document["health"] = endpoint.url
@@ -127,7 +129,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         else:
             output.remark(
                 f"ignis worker {os.getpid()} on {redacted(app.url)}: "
-                f"{_named(queues, publish_only(app), patterns(app))}{_shown(endpoint)}; "
+                f"{_named(queues, publish_only(app), patterns(app))}{_bound(app)}{_shown(endpoint)}; "
                 "SIGTERM or Ctrl-C drains",
                 event="started",
             )
@@ -251,6 +253,12 @@ def _named(queues: Sequence[str], idle: Sequence[str], patterns: Sequence[str]) 
     names = [f"{name} ({PUBLISH_ONLY})" if name in idle else name for name in queues]
     waits = [f"waits for queues {', '.join(patterns)}"] if patterns else []
     return "; ".join([*([", ".join(names)] if names else []), *waits])
+
+
+def _bound(app: Ignis) -> str:
+    """How many handlers run at a time, where that is bounded over all queues."""
+    limit = app.context.turns.limit
+    return f"; at most {limit:,} thread{'s' if limit > 1 else ''} in handlers" if limit else ""
 
 
 def _shown(endpoint: HttpEndpoint | None) -> str:

@@ -128,7 +128,12 @@ class Dispatcher:
         if self._turns is not None and self._turns.waiting:
             target_s = min(target_s, _ROUND_S)
         chunk = int(target_s / self.handle_s)
-        if chunk < _IN_A_CROWD and self._spec.pool == "thread" and (wait_s := interpreter_wait_s()):
+        if (
+            chunk < _IN_A_CROWD
+            and self._turns is None
+            and self._spec.pool == "thread"
+            and (wait_s := interpreter_wait_s())
+        ):
             chunk = max(chunk, min(_IN_A_CROWD, int(_CROWD_S / max(self.handle_s - wait_s, self.handle_s / 10))))
         if chunk < 1:
             return 1, 1  # slow handlers get the next message when they are done with the last

@@ -92,6 +92,8 @@ class Totals:
             parts["refresher"]["states"] = _states(living)
         if living:
             parts["ring_depth"] = sum(status.get("ring_depth", 0) for status in living)
+        if turns := [status["turns"] for status in living if "turns" in status]:
+            parts["turns"] = {name: sum(one[name] for one in turns) for name in turns[0]}
         return parts
 
 

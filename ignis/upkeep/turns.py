@@ -18,12 +18,13 @@ class Turns:
     """So many turns, and who waits for one. Thread-safe; not for a child of ``fork()``, which has no consumers.
 
     Args:
-        limit: threads that have a turn at a time, at least 1.
+        limit: threads that have a turn at a time; 0 = nobody needs one.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free = limit
+        self._without = False
         self._lock = threading.Lock()
         self._waiting: deque[Turn] = deque()
 
@@ -36,6 +37,17 @@ class Turns:
     def waiting(self) -> int:
         """How many wait for one."""
         return len(self._waiting)
+
+    def bound(self, limit: int) -> None:
+        """Sets the limit, before anybody takes a turn."""
+        with self._lock:
+            self.limit = self._free = limit
+
+    def goes_without(self) -> bool:
+        """Somebody runs without a turn, whatever the limit. Whether that is the first."""
+        with self._lock:
+            first, self._without = not self._without, True
+            return first and self.limit > 0
 
     def stats(self) -> dict[str, int]:
         """How many there are, have one and wait for one."""

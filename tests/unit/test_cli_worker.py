@@ -115,11 +115,12 @@ def test_handles_and_drains(tmp_path: Path, url: str, start: Start) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--processes", "1"]])
-def test_it_says_where_it_listens(tmp_path: Path, url: str, more: list[str]) -> None:
+def test_it_says_where_it_listens_and_how_many_handlers_run(tmp_path: Path, url: str, more: list[str]) -> None:
     """Also for people: with port 0 nobody could know."""
     (tmp_path / "shop.py").write_text(MODULE)
+    options = ["--url", url, "--health-bind", "0", "--max-running", "3", *more]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ignis", "worker", "shop", "--url", url, "--health-bind", "0", *more],
+        [sys.executable, "-m", "ignis", "worker", "shop", *options],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stderr=subprocess.PIPE,
@@ -132,6 +133,9 @@ def test_it_says_where_it_listens(tmp_path: Path, url: str, more: list[str]) -> 
         assert found is not None, line
         with urllib.request.urlopen(found[1], timeout=TIMEOUT_S) as answer:
             assert answer.status == 200
+        assert more or "; at most 3 threads in handlers; " in line
+        metrics = found[1].replace("/healthz", "/metrics")
+        wait_for(lambda: b"\nignis_turns 3.0\n" in urllib.request.urlopen(metrics, timeout=TIMEOUT_S).read())
     finally:
         process.terminate()
         process.communicate(timeout=TIMEOUT_S)

@@ -268,6 +268,24 @@ class TestApplication:
         eventually(lambda: running.handled == 10)
         assert running.most == 1
 
+    def test_a_handler_that_is_not_bounded_is_said(
+        self, memory_url: str, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = new_app(memory_url, consumer={"max_running": 2})
+        running = Running()
+        for name in ("first", "second"):
+            app.queue(name, bytes).handler(running.coroutine(name))
+        app.start()
+        told = [record.getMessage() for record in caplog.records if "max_running" in record.getMessage()]
+        assert len(told) == 1
+        assert "consumer.max_running = 2 does not bound handler" in told[0] and "of first" in told[0]
+
+    def test_without_a_limit_nothing_is_said(self, memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture) -> None:
+        memory_app.queue("first", bytes).handler(Running().coroutine("first"))
+        memory_app.start()
+        assert "max_running" not in caplog.text
+        assert "turns" not in memory_app.stats()
+
     @pytest.mark.parametrize("value", [-1, 10_001, "many"])
     def test_a_limit_that_is_none(self, value: object, memory_url: str, new_app: MakeApp) -> None:
         with pytest.raises(ConfigError, match=r"max_running"):
