@@ -54,11 +54,13 @@ _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
 """Where no time-out is to be kept, no process may die, and no message waits behind another: only a thread that ended by itself is
 looked for."""
+_OTHERS_S = 0.1
+"""Of what a call takes at most so much counts as its wait for the interpreter."""
 
 
 def _held_up_s() -> float:
     """A call that takes longer holds up what lies behind it: what it waits for the interpreter is the same for all."""
-    return HELD_UP_S + interpreter_wait_s()
+    return HELD_UP_S + min(interpreter_wait_s(), _OTHERS_S)
 
 
 class Consumer:

@@ -268,7 +268,7 @@ class Dispatcher:
         try:
             return any(
                 worker.submit(chunk, start, stop)
-                for worker in sorted(self._pool().workers, key=self._load)
+                for worker in sorted(self._takers(), key=self._load)
                 if not worker.held_up
             )
         except MessageTooLargeError as exc:
@@ -280,6 +280,12 @@ class Dispatcher:
             for index in range(start, stop):
                 self._on_failed(chunk.first_id + index, Failure(REASON_UNREADABLE, why))
             return True
+
+    def _takers(self) -> Sequence[Worker]:
+        """Who may be given something: where threads take turns only the one whose turn it is."""
+        if self._turns is None:
+            return self._pool().workers
+        return [] if self.leader is None else [self.leader]
 
     def hand_out_again(self) -> None:
         """From the front of `returned`, as much as the workers take now."""
@@ -306,7 +312,7 @@ class Dispatcher:
             put_back(self.returned, self._taken_returned())
         while self.returned:
             size, window = self._window()
-            free = [window - worker.outstanding for worker in self._pool().workers if not worker.held_up]
+            free = [window - worker.outstanding for worker in self._takers() if not worker.held_up]
             if max(free, default=0) <= 0:
                 return
             if self._spec.pool == "async":

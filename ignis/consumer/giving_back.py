@@ -104,6 +104,8 @@ class GivingBack:
             raise
 
     def _is_time(self, now_s: float, concurrency: int, someone_free: bool) -> bool:
+        if not concurrency:
+            return True  # nobody here will begin it
         if self._since_s is None:
             self._since_s = now_s
         waited_s = now_s - self._since_s

@@ -379,6 +379,22 @@ def test_no_consumers_no_handling(memory_app: ignis.Ignis) -> None:
     assert memory_app.stop() is True
 
 
+def test_without_consumers_nothing_stays_claimed(app: ignis.Ignis) -> None:
+    """Whether anybody waits elsewhere or not: whoever looks sees that it is not in hand."""
+    queue = app.queue("jobs", int, shards=1)
+    gate = Gate(only=50)
+    queue.handler(gate, concurrency=1)
+    queue.publish_many(range(100))
+    app.start()
+    gate.wait_entered()
+    queue.decrease_consumers()
+    gate.open.set()
+    eventually(lambda: not queue.main.in_flight())
+    assert queue.main.pending() + len(gate.seen) == 100
+    queue.increase_consumers()
+    eventually(lambda: len(gate.seen) == 100)
+
+
 def test_the_cap_on_consumers(memory_url: str, new_app: MakeApp) -> None:
     app = new_app(memory_url, consumer={"max_consumers": 3})
     queue = app.queue("jobs", int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -9,11 +10,35 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.handler import Failure
+from ignis.consumer.pools import Chunk, Worker
+from ignis.consumer.pools.leading import Tray
 from ignis.errors import ConfigError
 from ignis.native import ThreadBell
+from ignis.native.histogram import Histogram
 from ignis.upkeep import Turn, Turns
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, eventually, idle
+
+
+class Sink:
+    durations = Histogram([1.0])
+
+    def on_done(self, first_id: int, count: int) -> None: ...
+
+    def on_failed(self, request_id: int, failure: Failure) -> None: ...
+
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def on_returned(self, first_id: int, count: int) -> None: ...
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None: ...
+
+
+class Idle(Worker):
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        return False
 
 
 class Running:
@@ -219,6 +244,41 @@ class TestApplication:
         other.start()
         eventually(lambda: running.handled == 10)
         assert set(running.order) == {"there"}
+
+    @pytest.mark.parametrize(("limit", "concurrency"), [(1, 4), (2, 2)])
+    def test_what_is_given_back_behind_slow_ones_waits_for_no_turn(
+        self, limit: int, concurrency: int, embedded_url: str, new_app: MakeApp
+    ) -> None:
+        """A worker that gives back its rest keeps others from handing out meanwhile: one of these may have the turn."""
+        app = new_app(embedded_url, consumer={"max_running": limit})
+        queues = [app.queue(f"q{number}", bytes) for number in range(8)]
+
+        def handle(body: bytes) -> None:
+            if body == b"slow":
+                time.sleep(0.01)
+
+        for queue in queues:
+            queue.handler(concurrency=concurrency)(handle)
+            queue.publish_many([b"slow" if number % 5 == 0 else b"" for number in range(250)])
+        app.start()
+        for queue in queues:
+            eventually(lambda queue=queue: queue.consumer.counts.handled == 250)
+        eventually(lambda: app.stats()["turns"] == {"limit": limit, "taken": 0, "waiting": 0})
+
+    def test_a_worker_takes_its_rest_whoever_has_the_turn(self) -> None:
+        turns = Turns(1)
+        other = turn_of(turns)
+        assert other.take(0)
+        tray = Tray(Idle(Sink()), None, turns)
+        tray.put((1, [b"a", b"b"]))
+        assert tray.take(1, 0) == [], "it waits for nothing"
+        assert tray.rest() == [(1, [b"a", b"b"])]
+        tray.put((3, [b"c"]))
+        other.give()
+        assert tray.take(1, WAIT_S) == [(3, [b"c"])]
+        assert turns.taken == 1
+        tray.end()
+        assert turns.taken == 0
 
     def test_a_thread_that_is_given_up_has_no_turn(self, memory_url: str, new_app: MakeApp, gate: Gate) -> None:
         app = new_app(memory_url, consumer={"max_running": 1})

@@ -81,13 +81,21 @@ class Tray:
                 self._bell.wait(wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
-        if self.parts and not self.begin():
+        if self.parts and not self._has_turn(self.poll_s if wait_s > 0 else 0):
             return []
         return self._taken(most)
 
+    def rest(self) -> list[Part]:
+        """See `ignis.consumer.pools.loop.Inbox`."""
+        return self.take_away()
+
     def begin(self) -> bool:
         """See `ignis.consumer.pools.loop.Inbox`."""
-        return self.turn is None or self._worker.returning or self.turn.take(self.poll_s)
+        return self._has_turn(self.poll_s)
+
+    def _has_turn(self, wait_s: float) -> bool:
+        """Who gives back what it has needs none."""
+        return self.turn is None or self._worker.returning or self.turn.take(wait_s)
 
     def take_away(self) -> list[Part]:
         """What it was given and has not taken. From any thread."""

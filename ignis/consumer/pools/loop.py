@@ -38,6 +38,9 @@ class Inbox(Protocol):
         """The oldest parts, at most so many; none when there was nothing within the time, or somebody wants to be looked at
         sooner. Raises ClosedError, PeerDiedError when no more will come."""
 
+    def rest(self) -> list[Part]:
+        """All that is in it, which the worker will not handle. Waits for nothing."""
+
     def begin(self) -> bool:
         """Before something that was taken earlier is handled. False: not now, somebody wants to be looked at."""
 
@@ -74,6 +77,9 @@ class FramesInbox:
             if first <= request_id < first + len(records):
                 return records[request_id - first]
         return None
+
+    def rest(self) -> list[Part]:
+        return self.take(INBOX_CAPACITY, 0)
 
     def begin(self) -> bool:
         return True
@@ -307,7 +313,7 @@ class WorkLoop:
         """Gives back the rest of a chunk, and what lies in the inbox as well, which was claimed after it."""
         with self._sink.giving_back():
             self._sink.on_returned(rest, count)
-            for first, records in self._inbox.take(INBOX_CAPACITY, 0):
+            for first, records in self._inbox.rest():
                 self._sink.on_returned(first, len(records))
 
     def _report(self, start: int, stop: int) -> None:
