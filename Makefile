@@ -134,7 +134,7 @@ collect: $(STAMPS)/build ## every test file can be read; what pytest makes of it
 	@tail -n 1 $(STAMPS)/collected
 
 .PHONY: test
-test: system-packages ## everything that must pass before a change goes in: under 15 minutes on two cores
+test: system-packages ## everything that must pass before a change goes in; some eighteen minutes on two cores
 	@IGN_TEST_EVERY=5 IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory -j 2 $(TOGETHER) $(CHECKS:%=step-%)
 	@IGNIS_SYSTEM_PACKAGES=checked $(MAKE) --no-print-directory step-test-py
 

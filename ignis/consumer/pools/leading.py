@@ -81,7 +81,7 @@ class Tray:
                 self._bell.wait(wait_s)
             else:
                 self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
-        if self.parts and not self._has_turn(self.poll_s if wait_s > 0 else 0):
+        if self.turn is not None and self.parts and not self._has_turn(self.poll_s if wait_s > 0 else 0):
             return []
         return self._taken(most)
 
