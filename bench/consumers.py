@@ -69,12 +69,17 @@ def by_queues(gate: Gate, directory: str, queues: int, size: int, backlog: int) 
     import ignis
 
     with ignis.Ignis(f"embedded://{directory}/store") as app:
-        made = [app.queue(f"q{number}", bytes, shards=1, durability="none") for number in range(queues)]
-        for queue in made:
-            queue.handler(_ignore)
-            queue.publish_many([b"x" * size] * (backlog // queues))
-        gate()
-        return _drain(app, made, backlog // queues * queues)
+        return _drain_many(gate, app, queues, _ignore, size, backlog)
+
+
+def _drain_many(gate: Gate, app: Any, queues: int, handler: Callable[[bytes], None], size: int, backlog: int) -> float:
+    """Messages a second over so many queues, which share the backlog and the handler."""
+    made = [app.queue(f"q{number}", bytes, shards=1, durability="none") for number in range(queues)]
+    for queue in made:
+        queue.handler(handler)
+        queue.publish_many([b"x" * size] * (backlog // queues))
+    gate()
+    return _drain(app, made, backlog // queues * queues)
 
 
 def by_running(gate: Gate, directory: str, most: int, size: int, backlog: int) -> float:
@@ -88,12 +93,7 @@ def by_running(gate: Gate, directory: str, most: int, size: int, backlog: int) -
         open(f"{directory}/lines", "w", buffering=1, encoding="ascii") as lines,
         ignis.Ignis(f"embedded://{directory}/store", consumer={"max_running": most}) as app,
     ):
-        made = [app.queue(f"q{number}", bytes, shards=1, durability="none") for number in range(WRITERS)]
-        for queue in made:
-            queue.handler(write_line)
-            queue.publish_many([b"x" * size] * (backlog // WRITERS))
-        gate()
-        return _drain(app, made, backlog // WRITERS * WRITERS)
+        return _drain_many(gate, app, WRITERS, write_line, size, backlog)
 
 
 def without_queues(gate: Gate, directory: str, threads: int, size: int, backlog: int) -> float:
@@ -114,7 +114,9 @@ def without_queues(gate: Gate, directory: str, threads: int, size: int, backlog:
         began = time.monotonic()
         begin.set()
         for writer in writers:
-            writer.join(_LIMIT_S)
+            writer.join(max(0.0, began + _LIMIT_S - time.monotonic()))
+        if any(writer.is_alive() for writer in writers):
+            raise BenchError(f"{threads} threads did not write {backlog:,} lines in {_LIMIT_S:g} s")
         return backlog // threads * threads / (time.monotonic() - began)
 
 

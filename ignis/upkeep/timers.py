@@ -24,12 +24,14 @@ log = logging.getLogger("ignis.upkeep")
 STALLED_S = 10.0
 """After so long without a thread for what is due the application is not ready any more."""
 
-_SAY_AGAIN_S = 60.0
 _LATE_WEIGHT = 0.2
+"""Of the newest call, in how late calls have come."""
 _LATE_AT_ALL_S = 0.001
 """A sleep that ends on time and its thread's way to the interpreter take less."""
 _LATEST_S = 0.5
+"""A call that came later counts as this late: the machine may have slept."""
 
+_SAY_AGAIN_S = 60.0
 _RETRY_S = 0.1
 """After so long a call is tried again for which no thread could be started."""
 
@@ -71,7 +73,7 @@ class Timers:
         self._short_since_s: float | None = None
         self._said_at_s = float("-inf")
         self.late_s = 0.0
-        """How long its thread waited of late until it had the interpreter, behind a sleep."""
+        """How late its thread has come to what was due, of late."""
 
     @property
     def stalled(self) -> bool:

@@ -110,17 +110,12 @@ class Turn:
         """Waits until it is its turn, or the bell is rung, or the time is up. Whether it is its turn."""
         if self._turns.take(self):
             return True
-        mine = False
         try:
             self.bell.wait(wait_s)
-        finally:  # whatever a signal's handler raises: who is in line and does not come would keep a turn
-            mine = self._turns.leave(self)
-        return mine
-
-    @property
-    def wanted(self) -> bool:
-        """Whether others wait for a turn."""
-        return self._turns.waiting > 0
+        except BaseException:  # who is in line and does not come would keep a turn
+            self._turns.leave(self)
+            raise
+        return self._turns.leave(self)
 
     def give(self) -> None:
         """Gives it back, if it is its turn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import Any
@@ -10,33 +9,12 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.consumer.handler import Failure
-from ignis.consumer.pools import Chunk, Worker
+from ignis.consumer.pools import Worker
 from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import StoreFormatError
-from ignis.native.histogram import Histogram
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, NewThreads, eventually, one_store, wait_idle
-
-
-class Sink:
-    durations = Histogram([1.0])
-
-    def on_done(self, first_id: int, count: int) -> None: ...
-
-    def on_failed(self, request_id: int, failure: Failure) -> None: ...
-
-    def giving_back(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def on_returned(self, first_id: int, count: int) -> None: ...
-
-    def on_timing(self, messages: int, elapsed_s: float) -> None: ...
-
-
-class Still(Worker):
-    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
-        return False
+from tests.support.trays import Sink, Still
 
 
 class Line:

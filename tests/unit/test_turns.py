@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import Any
@@ -10,35 +9,13 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.consumer.handler import Failure
-from ignis.consumer.pools import Chunk, Worker
 from ignis.consumer.pools.leading import Tray
 from ignis.errors import ConfigError
 from ignis.native import ThreadBell
-from ignis.native.histogram import Histogram
 from ignis.upkeep import Turn, Turns
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, eventually, idle
-
-
-class Sink:
-    durations = Histogram([1.0])
-
-    def on_done(self, first_id: int, count: int) -> None: ...
-
-    def on_failed(self, request_id: int, failure: Failure) -> None: ...
-
-    def giving_back(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def on_returned(self, first_id: int, count: int) -> None: ...
-
-    def on_timing(self, messages: int, elapsed_s: float) -> None: ...
-
-
-class Idle(Worker):
-    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
-        return False
+from tests.support.trays import Sink, Still
 
 
 class Running:
@@ -93,7 +70,7 @@ class TestTurns:
         for number, turn in enumerate((second, third), 1):
             waiting.append(in_line(turn))
             eventually(lambda number=number: turns.waiting == number)
-        assert first.wanted and turns.taken == 1
+        assert (turns.taken, turns.waiting) == (1, 2)
         first.give()
         waiting[0][0].join(WAIT_S)
         assert waiting[0][1] == [True] and not waiting[1][1]
@@ -269,7 +246,7 @@ class TestApplication:
         turns = Turns(1)
         other = turn_of(turns)
         assert other.take(0)
-        tray = Tray(Idle(Sink()), None, turns)
+        tray = Tray(Still(Sink()), None, turns)
         tray.put((1, [b"a", b"b"]))
         assert tray.take(1, 0) == [], "it waits for nothing"
         assert tray.rest() == [(1, [b"a", b"b"])]
