@@ -395,6 +395,25 @@ def test_without_consumers_nothing_stays_claimed(app: ignis.Ignis) -> None:
     eventually(lambda: len(gate.seen) == 100)
 
 
+def test_who_is_taken_away_and_added_again_keeps_the_order(app: ignis.Ignis) -> None:
+    """One worker stays one: the one that is added begins when the other has ended its message."""
+    queue = app.queue("jobs", int, shards=1)
+    gate = Gate(only=0)
+    queue.handler(gate, concurrency=1)
+    queue.publish(0)
+    app.start()
+    gate.wait_entered()
+    for _ in range(3):
+        assert queue.decrease_consumers() == 0
+        assert queue.increase_consumers() == 1
+    queue.publish_many(range(1, 50))
+    time.sleep(0.3)  # for one that would begin at once
+    assert gate.seen == [0], "the next is begun beside the one that runs"
+    gate.open.set()
+    eventually(lambda: len(gate.seen) == 50)
+    assert gate.seen == list(range(50))
+
+
 def test_the_cap_on_consumers(memory_url: str, new_app: MakeApp) -> None:
     app = new_app(memory_url, consumer={"max_consumers": 3})
     queue = app.queue("jobs", int)

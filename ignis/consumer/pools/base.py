@@ -377,7 +377,8 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def resize(self, count: int) -> None:
-        """Adds workers, or asks some to finish what they run, return what they have not started, and end."""
+        """Adds workers, or asks some to finish what they run, return what they have not started, and end. One that is added while
+        such a one still runs begins when it has ended."""
 
     def wait_started(self) -> None:
         """Returns when a worker runs, of those that `resize` made first. Raises WorkerStartError when none can."""

@@ -119,7 +119,8 @@ class ProcessPool(Pool):
             worker.leave(stop=True)
             self._leaving.append(worker)
         self._workers = self._workers[:count]
-        while len(self._workers) < count:
+        # One that ends the message it is at counts until then, so that no more run than there are to be.
+        while len(self._workers) + len(self._leaving) < count:
             self._made += 1
             self._workers.append(ProcessWorker(self, self._made))
 
@@ -190,7 +191,7 @@ class ProcessPool(Pool):
             if not worker.ready and now_s - worker.started_at > self._start_timeout_s and worker.process.poll() is None:
                 worker.start_error = self._too_slow()
                 worker.process.kill()
-        if len(self._workers) < self._target and now_s >= self._restart_at:
+        if len(self._workers) + len(self._leaving) < self._target and now_s >= self._restart_at:
             self._replace()
 
     def _replace(self) -> None:

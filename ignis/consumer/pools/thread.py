@@ -114,7 +114,7 @@ class _ThreadWorker(Worker):
         finally:
             self.ended = True
             self.tray.end()
-            if not self.going:
+            if not self.going or self._pool.to_be_checked:  # somebody may be added in its place
                 self._pool.on_ended()
 
     @property
@@ -257,13 +257,18 @@ class ThreadPool(Pool):
     def resize(self, count: int) -> None:
         self._target = count
         workers = list(self._workers)
-        fresh = [self._make() for _ in range(count - len(workers))]
+        fresh = [self._make() for _ in range(count - len(workers) - self._going())]
         workers += fresh
         for worker in workers[count:]:
             worker.give_back(stop=True)
             self._leaving.append(worker)
         self._workers = workers[:count]
         self._start(fresh)
+
+    def _going(self) -> int:
+        """Those that end the message they are at. Each counts until then, so that no more run than there are to be: `check` makes
+        the one in its place."""
+        return sum(not worker.given_up and worker.thread.is_alive() for worker in self._leaving)
 
     def _make(self) -> _ThreadWorker:
         self._made += 1
@@ -289,7 +294,7 @@ class ThreadPool(Pool):
         workers = [worker for worker in self._workers if not worker.given_up]
         # Threads that hang for ever must not multiply without bound.
         fresh = []
-        while len(workers) < self._target and len(self._lost) <= self.spec.max_consumers:
+        while len(workers) + self._going() < self._target and len(self._lost) <= self.spec.max_consumers:
             fresh.append(self._make())
             workers.append(fresh[-1])
         self._workers = workers

@@ -236,6 +236,23 @@ def test_more_and_fewer_processes(app: ignis.Ignis, journal: Journal) -> None:
     assert sidelined(queue) == []
 
 
+def test_a_process_that_is_added_begins_when_the_one_before_has_ended(app: ignis.Ignis, journal: Journal) -> None:
+    queue = jobs.register(app, "jobs", "process", concurrency=1)
+    app.start()
+    (first,) = wait_ready(queue, 1)
+    queue.publish({"n": 0, "do": "hold", "until": "go"})
+    eventually(lambda: len(journal.lines()) == 1)
+    queue.decrease_consumers()
+    queue.increase_consumers()
+    queue.publish_many([{"n": n, "do": "none"} for n in range(1, 5)])
+    time.sleep(2.0)  # for one that would begin at once, which takes a process that long
+    assert len(journal.lines()) == 1
+    release(journal, "go")
+    wait_idle(queue)
+    assert all(journal.counts()[f"end {n}"] == 1 for n in range(5))
+    eventually(lambda: not alive(first))
+
+
 def test_one_process_keeps_the_order_while_more_is_published(app: ignis.Ignis, journal: Journal) -> None:
     """What lies behind a slow message is taken back, and what was claimed meanwhile does not pass it."""
     queue = jobs.register(app, "jobs", "process", concurrency=1)
