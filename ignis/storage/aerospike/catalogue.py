@@ -19,6 +19,7 @@ passes them.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -168,11 +169,15 @@ class Catalogue:
                 self._known[name] = magazine
             magazine.shards, magazine.most_shards = bins[_SHARDS], bins[_MOST]
             magazine.durability = bins[_DURABILITY]
-            magazine.born = dict(bins.get(_BORN) or {})
+            before, magazine.born = magazine.born, dict(bins.get(_BORN) or {})
             magazine.later.made = bool(bins.get(_LATER))
             magazine.views += [ShardView() for _ in range(magazine.most_shards - len(magazine.views))]
             magazine.checked_at = time.monotonic()
         with magazine.lock:
+            for shard, view in enumerate(magazine.views):
+                born = magazine.born.get(shard)
+                if before.get(shard, born) != born or (born and view.born and view.born != born):
+                    self._forget(magazine, view)
             for shard, low in (bins.get(_LOW) or {}).items():
                 magazine.views[shard].raise_low(low)
         return magazine
@@ -251,11 +256,23 @@ class Catalogue:
         return [(shard, pointer) for shard in sorted(asked) for pointer in Runs(asked[shard])]
 
     def saw(self, magazine: Magazine, found: dict[int, ShardPointers]) -> None:
+        """Takes note of pointers. Where they are of another life of the magazine than what is known, that is forgotten, and the
+        next `get` reads the magazine's record."""
         with magazine.lock:
             for shard, pointers in found.items():
-                magazine.views[shard].saw(pointers, self._connection.options.settle_s)
+                view = magazine.views[shard]
+                if view.born and pointers.born and view.born != pointers.born:
+                    self._forget(magazine, view)
+                    magazine.checked_at = -math.inf
+                view.saw(pointers, self._connection.options.settle_s)
                 if pointers.due_ms < layout.NO_DUE:
                     magazine.later.seen = True
+
+    @staticmethod
+    def _forget(magazine: Magazine, view: ShardView) -> None:
+        """With the magazine's lock held."""
+        magazine.holes -= len(view.holes)
+        view.forget()
 
     def missing(self, magazine: Magazine) -> None:
         """A pointers record was not there: raises QueueNotFoundError when the magazine was dropped, else makes or restores

@@ -18,6 +18,7 @@ from ignis.storage.aerospike.ranges import Ranges
 from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.process_identity import this_process
 from ignis.storage.records import Abandoned, Pointers, Run, ShardState, joined_runs, runs_of_pointers
+from ignis.storage.runs import overlap, runs_of
 
 __all__ = ["Inspector"]
 
@@ -60,25 +61,53 @@ class Inspector:
         """The record, or None when it is of an earlier life of the magazine: a server without durable deletes has
         brought it back."""
         found = layout.decode(f"{magazine.keys.prefix(shard)}{pointer}", bins)
-        born = magazine.views[shard].born
-        if found.born is not None and born and found.born != born:
+        if self._is_stranger(magazine, shard, found):
             self.resurrected_seen += 1
             return None
         return found
 
+    @staticmethod
+    def _is_stranger(magazine: Magazine, shard: int, found: layout.Decoded) -> bool:
+        born = magazine.views[shard].born
+        return found.born is not None and bool(born) and found.born != born
+
     def peek(self, magazine: Magazine, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
-        """See `MagazineStore.peek`. What is below the low-water mark is not there."""
+        """See `MagazineStore.peek`. What is below the low-water mark is not there.
+
+        Both the mark and the life of the magazine by which a record is judged may be out of date, since a peek reads no
+        pointers: where something is left out for one of them, they are read, and all is looked at again."""
+        result, left_out, _ = self._peek(magazine, pointers)
+        if left_out:
+            magazine = self._catalogue.refresh(magazine.name)
+            self._catalogue.pointers(magazine, sorted(shard for shard in left_out if shard < magazine.shards))
+            result, _, strangers = self._peek(magazine, pointers)
+            self.resurrected_seen += strangers
+        return result
+
+    def _peek(self, magazine: Magazine, pointers: Pointers) -> tuple[dict[int, dict[int, bytes | None]], set[int], int]:
+        """What is there by what is known; the shards in which something was left out; and of how many records the life is
+        another."""
+        views = magazine.views
+        left_out = {
+            shard
+            for shard, many in pointers.items()
+            if 0 <= shard < magazine.shards and overlap(runs_of(many), 1, views[shard].low + 1)
+        }
         places = [
             (shard, pointer)
             for shard, pointer in self._catalogue.places(magazine, pointers, magazine.shards)
-            if pointer > magazine.views[shard].low or pointer in magazine.views[shard].open
+            if pointer > views[shard].low or pointer in views[shard].open
         ]
         result: dict[int, dict[int, bytes | None]] = {}
+        strangers = 0
         for shard, pointer, bins in self._rows(magazine, places):
-            found = self._decode(magazine, shard, pointer, bins)
-            if found is not None:
+            found = layout.decode(f"{magazine.keys.prefix(shard)}{pointer}", bins)
+            if self._is_stranger(magazine, shard, found):
+                strangers += 1
+                left_out.add(shard)
+            else:
                 result.setdefault(shard, {})[pointer] = found.record
-        return result
+        return result, left_out, strangers
 
     def scan(
         self, magazine: Magazine, after: Mapping[int, int] | None, limit: int, pending_only: bool

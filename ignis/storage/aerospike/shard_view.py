@@ -76,6 +76,10 @@ class ShardView:
     )
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known any more: the magazine was dropped and made again, and all of it was of its earlier life."""
         self.low = 0
         self.due_ms = layout.NO_DUE
         self.due_changes = 0

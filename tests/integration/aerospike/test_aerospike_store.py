@@ -257,6 +257,31 @@ def test_records_of_an_earlier_life_are_dropped(place: Place) -> None:
     assert store.stats()["resurrected_seen"] == 1
 
 
+@pytest.mark.parametrize("known", ["pointers", "low-water mark", "deletions"])
+def test_who_outlives_a_magazine_sees_its_next_life(place: Place, known: str) -> None:
+    """What another process keeps of a magazine that was dropped and made again hides nothing of the new one: a Spark worker
+    that reads what its driver has claimed, a sweeper."""
+    mine, store = place.open().magazines, place.open(settle_s=1)
+    other = store.magazines
+    mine.declare("m", 1)
+    mine.load_records("m", 0, numbered(50))
+    if known == "pointers":
+        other.metadata("m")
+    else:
+        other.fire("m", 50, "me")
+        assert other.delete("m", {0: range(1, 51)}) == 50
+    if known == "low-water mark":
+        assert other.abandoned("m", 0, FOREVER_MS, 9) == []
+    mine.drop("m")
+    mine.declare("m", 1)
+    mine.load_records("m", 0, numbered(30))
+    assert sum(run.messages for run in mine.claim("m", 30, "spark:job")) == 30
+    assert len(other.peek("m", {0: range(1, 31)})[0]) == 30
+    assert other.metadata("m")[0].in_flight == 30
+    assert len(other.abandoned("m", 0, FOREVER_MS, 100)) == 30
+    assert store.stats()["resurrected_seen"] == 0
+
+
 def test_nothing_below_the_low_water_mark_comes_back(place: Place) -> None:
     magazines = place.open().magazines
     magazines.declare("m", 2)
