@@ -220,7 +220,7 @@ cdef class LoneLoads:
             return False
         pump = self._pumps.get(name)
         if pump is not None:
-            if pump.consumers:
+            if pump.gives:
                 taking = pump.taker(lone._count, lone._lone.segment_bytes)
                 if taking is None:
                     return False

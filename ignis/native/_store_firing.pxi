@@ -121,6 +121,10 @@ cdef class Recall:
         """From now on a claim may be made."""
         ignis_flag_set(self._flag, 0)
 
+    def is_set(self) -> bool:
+        """Whether it was called back, and not cleared since."""
+        return ignis_flag(self._flag) != 0
+
 
 cdef int gather(Log log, list pieces, uint32_t number, Firing *firing, bint reading) except -1:
     """Adds what was claimed."""

@@ -83,7 +83,7 @@ def sent_requests() -> dict[str, ClientRequest[Any]]:
         "NODE_STATUS": requests.node_status(),
         "METRICS": requests.metrics(),
         "DECLARE": store_requests.declare("orders", 8, "sync"),
-        "FIRE": store_requests.fire("orders", 100, "me", [0, 2], 1 << 20),
+        "FIRE": store_requests.fire("orders", 100, "me", [0, 2], 1 << 20, 1.5),
         "RELOAD": store_requests.reload("orders", runs, Fence("sweep", 3)),
         "DELETE": store_requests.delete("orders", runs),
         "PEEK": store_requests.peek("orders", pack_pointers({0: range(1, 11), 1: [300]})),

@@ -181,6 +181,7 @@ CONNECTED = [
     "broker/client/6f@host-1:7:123456:4026531836:a-boot",
     172_800,
     True,
+    True,
 ]
 
 REQUESTS: dict[tuple[str, int], bytes] = {
@@ -203,7 +204,7 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("NODE_STATUS", 35): payload(None),
     ("METRICS", 36): payload(None),
     ("DECLARE", 64): payload(["orders", 8, "sync"]),
-    ("FIRE", 65): payload(["orders", 100, "me", [0, 2], 1 << 20]),
+    ("FIRE", 65): payload(["orders", 100, "me", [0, 2], 1 << 20, 1_500]),
     ("RELOAD", 66): payload(["orders", ["sweep", 3]], pointers((0, 4, 2))),
     ("DELETE", 67): payload(["orders"], pointers((0, 4, 2))),
     ("PEEK", 68): payload(["orders"], pointers((0, 1, 10), (1, 300, 1))),

@@ -84,6 +84,11 @@ class ClaimTracker:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def in_step(self) -> bool:
+        """Whether the present connection was told all that is held: until then a claim must not keep it waiting."""
+        return self._client.connects == self._said
+
     @contextmanager
     def claiming(self, magazine: str) -> Iterator[list[Claim]]:
         """Surrounds a claim; put what it found into the list."""

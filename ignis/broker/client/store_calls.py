@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.client.sync_connection import SyncConnection
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import Connected
 from ignis.config import ClientSettings
 from ignis.errors import (
@@ -97,34 +98,48 @@ class StoreCalls:
             self.gate.leave()
 
     def wait(self, request: ClientRequest[int], seen: int) -> int:
-        """Asks what the broker holds back for long; `close` ends it. Returns ``seen`` early when the connection is lost."""
+        """`held_back`, which returns ``seen`` early when the connection is lost."""
+        try:
+            return self.held_back(request)
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
+            self.pause(request.extra_s)
+            return seen
+
+    def pause(self, most_s: float = _PAUSE_S) -> None:
+        """The connection was lost: there is a moment before the next try. Raises ClosedError."""
+        if self._closing:
+            raise ClosedError("store is closed") from None
+        time.sleep(min(_PAUSE_S, max(0.0, most_s)))
+
+    def held_back(self, request: ClientRequest[T], sent: Callable[[SyncConnection, float], None] | None = None) -> T:
+        """Asks what the broker holds back for long; `close` ends it. Raises as `SyncClient.ask`, which it never repeats.
+
+        Args:
+            sent: called behind the sending, with the connection, and until when more may be sent on it.
+        """
         with self.call() as client:
             slot = Slot()
+            connection = client.connect()
+            deadline = time.monotonic() + client.settings.timeout_s + request.extra_s
+            request_id = connection.begin(request.command, request.payload, slot, deadline)
+            with self._waits_lock:
+                self._waits[slot] = connection
             try:
-                connection = client.connect()
-                deadline = time.monotonic() + client.settings.timeout_s + request.extra_s
-                request_id = connection.begin(request.command, request.payload, slot, deadline)
+                if sent is not None:
+                    sent(connection, deadline)
+                answer = connection.next_answer(slot, deadline - time.monotonic())
+            finally:
                 with self._waits_lock:
-                    self._waits[slot] = connection
-                try:
-                    answer = connection.next_answer(slot, deadline - time.monotonic())
-                finally:
-                    with self._waits_lock:
-                        del self._waits[slot]
-                    if not slot.over or slot.answers:
-                        connection.cancel(request_id, slot)
-                if answer is None:
-                    connection.cancel(request_id, slot)
-                    raise StoreTimeoutError("WAIT", int(1000 * client.settings.timeout_s), "client.timeout_s")
-                if answer.error is not None:
-                    connection.cancel(request_id, slot)
-                    raise answer.error
-                return request.parse(answer.payload)
-            except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
-                if self._closing:
-                    raise ClosedError("store is closed") from None
-                time.sleep(min(_PAUSE_S, max(0.0, request.extra_s)))
-                return seen
+                    del self._waits[slot]
+                if not slot.over or slot.answers:
+                    connection.cancel(request_id, slot, request.undo)
+            if answer is None:
+                name = Command(request.command).name
+                raise StoreTimeoutError(name, int(1000 * client.settings.timeout_s), "client.timeout_s")
+            if answer.error is not None:
+                connection.cancel(request_id, slot, request.undo)
+                raise answer.error
+            return request.parse(answer.payload)
 
     def close(self, timeout_s: float) -> None:
         """Ends the calls that wait, waits for the others, and closes the client. Raises WaitTimeoutError."""

@@ -8,12 +8,16 @@ from typing import Any
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.client_request import encoded_name, ttl_ms_of
 from ignis.broker.client.pending_loads import begin
+from ignis.broker.client.slot import Slot
 from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces, row_pieces
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
+from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.protocol.payloads import unpack_send_ack
+from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError, StoreUnreachableError
 from ignis.native import PackedBatch
+from ignis.native.store import Recall
 from ignis.native.wire import Outgoing, pointer_in_ack
 from ignis.storage.base import (
     KEEP_TTL,
@@ -35,6 +39,8 @@ from ignis.storage.records import group_pointers
 __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
+_LEAST_WAIT_S = 0.002
+"""A FIRE is not held back for less."""
 _MOST_BODY_BYTES = 65_536
 """Of a message that is put together with the interpreter lock held."""
 
@@ -154,6 +160,40 @@ class BrokerMagazines(BrokerLater, MagazineStore):
             if owner == self._calls.owner:
                 found.extend(result.claims)
         return result
+
+    def fire_next(
+        self,
+        magazine: str,
+        limit: int,
+        owner: str,
+        seen: int,
+        timeout_s: float,
+        recall: Recall,
+        max_bytes: int = 64 << 20,
+    ) -> tuple[int, FireResult | None] | None:
+        """One request: the broker holds it back until there is something to claim."""
+        calls, broker = self._calls, self._calls.broker
+        if broker is None or not broker.holds_fires or owner != calls.owner or not calls.tracking.in_step:
+            return None
+        timeout_s = min(timeout_s, _MOST_WAIT_S)
+        if timeout_s < _LEAST_WAIT_S:
+            return None
+        request = store_requests.fire(magazine, limit, owner, None, max_bytes, timeout_s)
+
+        def sent(connection: SyncConnection, deadline: float) -> None:
+            # Who recalls it wakes the magazine, perhaps before the request had left.
+            if recall.is_set():
+                wake = store_requests.wake(magazine)
+                connection.begin(wake.command, wake.payload, Slot(), deadline)
+
+        try:
+            with calls.tracking.claiming(magazine) as found:
+                result = calls.held_back(request, sent)
+                found.extend(result.claims)
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError):
+            calls.pause()
+            return seen, None
+        return seen, result if result.claims or result.expired or result.holes else None
 
     def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
         check_owner(owner)

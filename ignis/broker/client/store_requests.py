@@ -56,13 +56,14 @@ def _shards(shards: Sequence[int] | None) -> list[int] | None:
 
 
 def fire(
-    magazine: str, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int
+    magazine: str, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int, timeout_s: float = 0.0
 ) -> ClientRequest[FireResult]:
     def undo(request_id: int, command: int, payload: bytes) -> ClientRequest[int] | None:
         pointers = pointers_of(delivered(payload))
         return reload(magazine, pack_pointers(pointers)) if pointers else None
 
-    return replace(build(Command.FIRE, magazine, limit, owner, _shards(shards), max_bytes), parse=delivered, undo=undo)
+    request = build(Command.FIRE, magazine, limit, owner, _shards(shards), max_bytes, int(timeout_s * 1000))
+    return replace(request, parse=delivered, undo=undo, extra_s=timeout_s)
 
 
 def load(magazine: str, batches: Batches, ttl_s: Ttl) -> ClientRequest[list[tuple[int, int, int]]]:

@@ -142,6 +142,8 @@ class Connected(Head):
     """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
     keeps_later: bool = False
     """Whether the store keeps messages until they are due, and the broker knows the commands for them."""
+    holds_fires: bool = False
+    """Whether the broker holds a FIRE back for its ``timeout_ms``: one of before answers it at once."""
 
 
 class Failure(Head):
@@ -238,13 +240,14 @@ class Declare(Head):
 
 
 class Fire(Head):
-    """FIRE. ``shards`` nil = all."""
+    """FIRE. ``shards`` nil = all. ``timeout_ms``: how long the broker may hold it back while there is nothing to claim."""
 
     magazine: Magazine
     limit: Count
     owner: Owner
     shards: Shards = None
     max_bytes: Size = 64 << 20
+    timeout_ms: Milliseconds = 0
 
 
 class Scan(Head):

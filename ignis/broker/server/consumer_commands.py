@@ -11,9 +11,20 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, PointerRange, as_pointers, runs_of
 from ignis.broker.protocol.machine import Request
-from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait
+from ignis.broker.protocol.payloads import (
+    AnyNamed,
+    Consume,
+    Credit,
+    Fire,
+    Nack,
+    Named,
+    Subscribe,
+    Unsubscribe,
+    Wait,
+)
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
+from ignis.broker.server.claimants import owner_for
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
 from ignis.broker.server.subscription import Subscription
@@ -38,6 +49,8 @@ class ConsumerCommands:
         self._threads = session.context.threads
         self._subscriptions: dict[int, Subscription] = {}
         self._pulls: dict[int, Subscription] = {}
+        self._begun: set[Subscription] = set()
+        """Pulls of which a thread looks whether there is such a queue."""
         self._looks: deque[Callable[[], None]] = deque()
         """What is to be looked up of messages that the connection does not hold; the first is under way."""
 
@@ -48,10 +61,14 @@ class ConsumerCommands:
     def take(self, request: Request) -> bool:
         """Carries the request out if it is one of these. Raises what is to be answered."""
         action = ACTIONS.get(request.command)
-        if action is None:
-            return False
-        action(self, request)
-        return True
+        if action is not None:
+            action(self, request)
+            return True
+        if request.command == Command.FIRE:
+            return self._fire(request)
+        if request.command == Command.WAKE:
+            self._wake(request)  # and the store's wait too
+        return False
 
     def end(self) -> None:
         """The connection is over: nothing more is delivered to it."""
@@ -176,18 +193,47 @@ class ConsumerCommands:
         head, _ = unpack(request.payload, Consume)
         if head.limit < 1:
             raise ConfigError(f"limit = {head.limit} is below 1")
-        limit = min(head.limit, self._settings.max_credit)
-        wait_s = min(max(0, head.timeout_ms) / 1000, self._settings.max_wait_s)
+        self._pull(request, head.queue, head.limit, head.timeout_ms, head.max_bytes, fired=False)
+
+    def _fire(self, request: Request) -> bool:
+        """A FIRE that waits, as a pull does, for what comes. False for any other."""
+        head, _ = unpack(request.payload, Fire)
+        owner = self._session.owner
+        if (
+            not head.timeout_ms
+            or head.shards is not None
+            or head.limit < 1
+            or owner_for(head.owner, owner) is not owner
+        ):
+            return False
+        self._pull(request, head.magazine, head.limit, head.timeout_ms, head.max_bytes, fired=True)
+        return True
+
+    def _wake(self, request: Request) -> None:
+        """Who wakes a magazine ends the FIREs with which this connection waits for it."""
+        head, _ = unpack(request.payload, AnyNamed)
+        for consumer in [one for one in self._pulls.values() if one.fired and one.magazine == head.name]:
+            self._application.pump(head.name).time_over(consumer)
+        for consumer in self._begun:
+            if consumer.fired and consumer.magazine == head.name:
+                consumer.due = True
+
+    def _pull(
+        self, request: Request, magazine: str, limit: int, timeout_ms: int, max_bytes: int, *, fired: bool
+    ) -> None:
+        limit = min(limit, self._settings.max_credit)
+        wait_s = min(max(0, timeout_ms) / 1000, self._settings.max_wait_s)
         consumer = Subscription(
-            self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), True, self._over
+            self._session, request.request_id, magazine, limit, self._bytes(max_bytes), True, self._over, fired
         )
         consumer.due = wait_s <= 0
         application = self._application
 
         def exists(_: None) -> int:
-            return application.facts.shards(head.queue)
+            return application.facts.shards(magazine)
 
         def begin(_: int) -> None:
+            self._begun.discard(consumer)
             if self._session.closed:
                 return
             if self._state.draining:
@@ -195,19 +241,25 @@ class ConsumerCommands:
                 return
             self._pulls[request.request_id] = consumer
             try:
-                application.pump(head.queue).add(consumer)
+                application.pump(magazine).add(consumer)
             except IgnisError as exc:
                 self._pulls.pop(request.request_id, None)
                 self._session.refuse(request.request_id, exc)
                 return
             if not (consumer.ended or consumer.due):
-                pump = application.pump(head.queue)
+                pump = application.pump(magazine)
                 consumer.timer = self._session.context.loop.call_later(wait_s, pump.time_over, consumer)
 
-        if application.store.magazines.quick and application.facts.remembers(head.queue):
+        if application.store.magazines.quick and application.facts.remembers(magazine):
             begin(0)
             return
-        self._call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+        def failed(exc: BaseException) -> None:
+            self._begun.discard(consumer)
+            self._session.refuse(request.request_id, exc)
+
+        self._begun.add(consumer)
+        self._call(exists, begin, None, failed)
 
     # -- waits
 

@@ -127,6 +127,8 @@ class Dispatcher:
         """Pulls that are due and not tried."""
         self._waiting = 0
         """How many of them are not due."""
+        self._given = 0
+        """Consumers that are given messages: all but those who claim by themselves (FIRE)."""
         self._number = 0
         """The number of the latest pull."""
         self._firing = False
@@ -147,6 +149,11 @@ class Dispatcher:
         return len(self._subscriptions) + len(self._pulls)
 
     @property
+    def gives(self) -> bool:
+        """Whether anybody waits who is given messages; who claims by himself is told of them."""
+        return self._given > 0
+
+    @property
     def idle(self) -> bool:
         return not self.consumers and not self._firing
 
@@ -157,6 +164,7 @@ class Dispatcher:
             if watch.changed is None:
                 watch.changed = self.poke
             watch.ensure()
+        self._given += not consumer.fired
         if consumer.once:
             self._number += 1
             self._pulls[consumer] = None
@@ -184,6 +192,7 @@ class Dispatcher:
             self._subscriptions.remove(consumer)
         else:
             return
+        self._given -= not consumer.fired
         if not self._subscriptions and not self._waiting:
             self._watches.unwatch(self.magazine)
 
@@ -292,6 +301,9 @@ class Dispatcher:
         if found is None or found[1] < messages or found[0].max_bytes < nbytes:
             return None
         consumer = found[0]
+        # Who claims by itself says to the next broker what it holds: that must be nothing which may never have been stored.
+        if consumer.fired:
+            return None
         try:
             if self._count() != self._empty_at:
                 return None
@@ -381,6 +393,8 @@ class Dispatcher:
         self.delivered += claimed.messages
         peer = consumer.peer
         peer.held.add(self.magazine, claimed.runs)
+        if consumer.fired:
+            peer.claims.fired.add(self.magazine, claimed.runs)
         if consumer.once:
             self.remove(consumer)
             consumer.over(consumer, None)

@@ -16,6 +16,9 @@ __all__ = ["Claims", "Peer"]
 class Claims(Protocol):
     """What a connection holds. `HeldClaims` is it."""
 
+    fired: InFlight
+    """What its client claimed by itself, and hence renews by itself."""
+
     def hold(self, magazine: str, runs: list[PointerRange], *, fired: bool = False) -> None:
         """Notes that it was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
 

@@ -220,7 +220,7 @@ class PublishBuffer:
         if ttl_ms is None or ttl_ms > _MOST_TTL_MS:
             return False
         taking, pump = None, self._dispatcher_of(self.magazine)
-        if pump is not None and pump.consumers:
+        if pump is not None and pump.gives:
             taking = pump.taker(lone.count, lone.nbytes)
             if taking is None:
                 return False

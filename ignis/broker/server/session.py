@@ -368,6 +368,7 @@ class Session(Connection):
             str(self.owner),
             application.store.message_expiry_s,
             application.store.magazines.keeps_later,
+            True,
         )
         self._machine.screen = self._screen
         self.write(self._machine.welcome(request_id, welcome))

@@ -37,11 +37,12 @@ class Subscription:
     """A subscription, or a pull (``once``), of one connection.
 
     Args:
+        fired: the client claims by itself (FIRE), and hence renews by itself.
         over: called when the broker ends it: with None when a pull was answered, with an exception when it cannot go on.
     """
 
     __slots__ = (
-        "credit", "due", "ended", "magazine", "max_bytes", "once", "over", "peer", "request_id", "timer", "tried",
+        "credit", "due", "ended", "fired", "magazine", "max_bytes", "once", "over", "peer", "request_id", "timer", "tried",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class Subscription:
         max_bytes: int,
         once: bool,
         over: Callable[[Subscription, BaseException | None], None],
+        fired: bool = False,
     ) -> None:
         self.peer = peer
         self.over = over
@@ -61,6 +63,7 @@ class Subscription:
         self.credit = credit
         self.max_bytes = max_bytes
         self.once = once
+        self.fired = fired
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
         self.due = False

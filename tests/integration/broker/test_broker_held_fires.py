@@ -1,0 +1,245 @@
+"""A FIRE that waits: a handler behind ``ignis://`` asks once for the next message, and the broker holds that back until there is
+one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis import Ignis
+from ignis.broker.protocol.commands import Command
+from ignis.broker.server.request_queue import RequestQueue
+from ignis.errors import ClosedError
+from ignis.native import encode_record
+from ignis.native.store import Recall
+from ignis.storage.base import FireResult
+from tests.support import eventually
+from tests.support.broker import RunningBroker
+
+pytestmark = pytest.mark.integration
+
+LONG_S = 28.0
+"""Below what a client asks for at most."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RunningBroker]:
+    with RunningBroker(f"embedded://{tmp_path / 'store'}") as running:
+        yield running
+
+
+MakeApp = Callable[[], Ignis]
+
+
+@pytest.fixture
+def new_app(broker: RunningBroker) -> Iterator[MakeApp]:
+    made: list[Ignis] = []
+
+    def make() -> Ignis:
+        app = Ignis(broker.url)
+        app.queue("q", bytes, shards=2, durability="none").open()
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+class Waiting:
+    """A thread of an application that asks for the next message. Its time is not to be over before it has ended."""
+
+    def __init__(self, app: Ignis, timeout_s: float = LONG_S, limit: int = 10) -> None:
+        self.recall = Recall()
+        self.found: Any = None
+        self._magazines = app.store.magazines
+        self._owner = app.store.owner
+        self._arguments = timeout_s, limit
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        timeout_s, limit = self._arguments
+        try:
+            self.found = self._magazines.fire_next("q", limit, self._owner, 0, timeout_s, self.recall)
+        except ClosedError as exc:
+            self.found = exc
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> Any:
+        self._thread.join(LONG_S / 2)
+        assert not self.waits
+        return self.found
+
+    @property
+    def bodies(self) -> list[bytes]:
+        found = self.end()
+        assert isinstance(found[1], FireResult)
+        return [bytes(record[-5:]) for claim in found[1].claims for record in claim.records]
+
+
+def held_back(broker: RunningBroker, number: int) -> None:
+    """Returns once so many FIREs are held back."""
+    pump = broker.broker.applications[0].pump
+    eventually(lambda: broker.on_loop(lambda: pump("q").consumers) == number)
+
+
+def publish(app: Ignis, *bodies: bytes) -> None:
+    app.store.magazines.load_records("q", 0, [encode_record(body) for body in bodies])
+
+
+def test_what_comes_is_claimed_in_the_name_of_the_client(broker: RunningBroker, new_app: MakeApp) -> None:
+    app, other = new_app(), new_app()
+    waiting = Waiting(app)
+    held_back(broker, 1)
+    publish(other, b"first")
+    assert waiting.bodies == [b"first"]
+    assert [run.messages for run in app.store.magazines.held("q", app.store.owner)] == [1]
+    (session,) = [one for one in broker.broker.sessions if one.held.count_of("q")]
+    assert broker.on_loop(lambda: session.claims.delivered("q")) == [], "the client renews what it claims by itself"
+    assert app.store.magazines.delete("q", {0: [1]}) == 1
+
+
+def test_what_waits_already_is_claimed_at_once(new_app: MakeApp) -> None:
+    app = new_app()
+    publish(app, b"first", b"other")
+    assert Waiting(app, limit=1).bodies == [b"first"]
+    assert Waiting(app, limit=1).bodies == [b"other"]
+
+
+def test_when_the_time_is_over_nothing_was_claimed(broker: RunningBroker, new_app: MakeApp) -> None:
+    app = new_app()
+    assert Waiting(app, 0.05).end() == (0, None)
+    publish(app, b"first")
+    time.sleep(0.05)
+    assert app.queue("q", bytes).main.pending() == 1
+
+
+def test_who_is_called_back_returns(broker: RunningBroker, new_app: MakeApp) -> None:
+    app = new_app()
+    waiting, elsewhere = Waiting(app), Waiting(new_app())
+    held_back(broker, 2)
+    waiting.recall.set()
+    app.store.magazines.wake("q")
+    assert waiting.end() == (0, None)
+    assert elsewhere.waits
+    publish(app, b"first")
+    assert elsewhere.bodies == [b"first"]
+
+
+def test_a_call_back_that_was_sent_first_is_sent_again(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app()
+    connection = app.store.magazines._calls.client.connect()
+    real, recall = type(connection).begin, Recall()
+
+    def begin(self: Any, command: int, *args: Any, **options: Any) -> int:
+        monkeypatch.undo()
+        recall.set()
+        app.store.magazines.wake("q")  # before the request leaves
+        return real(self, command, *args, **options)
+
+    monkeypatch.setattr(type(connection), "begin", begin)
+    began_s = time.monotonic()
+    assert app.store.magazines.fire_next("q", 1, app.store.owner, 0, LONG_S, recall) == (0, None)
+    assert time.monotonic() - began_s < LONG_S
+
+
+def test_one_message_goes_to_one_of_those_who_wait(broker: RunningBroker, new_app: MakeApp) -> None:
+    apps = [new_app() for _ in range(3)]
+    waiting = [Waiting(app) for app in apps]
+    held_back(broker, 3)
+    publish(apps[0], b"first")
+    eventually(lambda: sum(not one.waits for one in waiting) == 1)
+    assert [one.bodies for one in waiting if not one.waits] == [[b"first"]]
+    held_back(broker, 2)
+    publish(apps[0], b"other")
+    eventually(lambda: sum(not one.waits for one in waiting) == 2)
+
+
+def test_a_paused_queue_gives_nothing_until_it_goes_on(broker: RunningBroker, new_app: MakeApp) -> None:
+    app = new_app()
+    queue = app.queue("q", bytes)
+    queue.pause()
+    waiting = Waiting(app)
+    held_back(broker, 1)
+    publish(app, b"first")
+    time.sleep(0.2)
+    assert waiting.waits
+    queue.resume()
+    assert waiting.bodies == [b"first"]
+
+
+def test_what_comes_for_who_has_gone_is_there_for_others(broker: RunningBroker, new_app: MakeApp) -> None:
+    app, other = new_app(), new_app()
+    waiting = Waiting(app)
+    held_back(broker, 1)
+    app.close()
+    assert isinstance(waiting.end(), ClosedError)
+    held_back(broker, 0)
+    publish(other, b"first")
+    assert Waiting(other).bodies == [b"first"]
+
+
+def test_a_connection_that_is_lost_ends_the_wait(broker: RunningBroker, new_app: MakeApp) -> None:
+    app = new_app()
+    waiting = Waiting(app)
+    held_back(broker, 1)
+    (session,) = [one for one in broker.broker.sessions if one.consuming._pulls]
+    broker.on_loop(session.abort)
+    assert waiting.end() == (0, None)
+    publish(app, b"first")
+    eventually(lambda: app.store.magazines._calls.tracking.in_step)
+    assert Waiting(app).bodies == [b"first"]
+
+
+def test_a_broker_that_drains_ends_the_wait(broker: RunningBroker, new_app: MakeApp) -> None:
+    waiting = Waiting(new_app())
+    held_back(broker, 1)
+    broker.stop()
+    assert waiting.end() == (0, None)
+
+
+def test_of_a_broker_that_does_not_hold_back_nothing_is_asked(new_app: MakeApp) -> None:
+    app = new_app()
+    connection = app.store.magazines._calls.client.connect()
+    old = connection.machine.broker
+    assert old is not None and old.holds_fires
+    connection.machine.broker = type(old)(*[getattr(old, name) for name in old.__struct_fields__[:-1]])
+    assert app.store.magazines.fire_next("q", 1, app.store.owner, 0, LONG_S, Recall()) is None
+
+
+def test_a_handler_asks_once_for_a_message(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes while it waits is brought by what it waits with."""
+    app, publisher = new_app(), new_app()
+    seen: list[bytes] = []
+    asked: list[int] = []
+    real = RequestQueue.put
+
+    def put(self: RequestQueue, request: Any) -> None:
+        asked.append(request.command)
+        real(self, request)
+
+    app.queue("q", bytes).handler(seen.append)
+    app.start()
+    held_back(broker, 1)
+    monkeypatch.setattr(RequestQueue, "put", put)
+    began_s = time.monotonic()
+    for number in range(10):
+        publisher.queue("q", bytes).publish(b"%d" % number)
+        eventually(lambda number=number: len(seen) == number + 1)
+        held_back(broker, 1)
+    idle_looks = 1 + time.monotonic() - began_s  # a queue is looked at once a second
+    assert asked.count(Command.FIRE) <= idle_looks
+    assert seen == [b"%d" % number for number in range(10)]
