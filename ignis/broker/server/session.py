@@ -47,6 +47,9 @@ __all__ = ["Session"]
 
 log = logging.getLogger("ignis.broker")
 
+_STRANGERS_BYTES = 65_536
+"""Unread bytes at which a connection is read no more while nobody knows who it is: it is sent answers to PING alone."""
+
 
 class Host(Reports, Protocol):
     """What a connection asks of its broker when it begins and ends, and about the broker itself. None of it is asked for each
@@ -147,7 +150,7 @@ class Session(Connection):
             self.fd = sock.fileno()
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
         keep_alive(sock, self._settings.idle_timeout_s)
-        transport.set_write_buffer_limits(high=self._settings.max_outbound_bytes)
+        transport.set_write_buffer_limits(high=min(_STRANGERS_BYTES, self._settings.max_outbound_bytes))
         self.visitor.close = self._displaced
         try:
             self._host.admit(self)
@@ -354,6 +357,8 @@ class Session(Connection):
         self.principal = principal
         self._allows = None if type(principal) is Anyone else principal.allows
         self.application = application
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(high=self._settings.max_outbound_bytes)
         self.instance = head.instance
         resumed = self._host.take_up(self)
         settings = self._settings

@@ -101,16 +101,21 @@ class Ticker:
     def _check(self, session: Session, now: float) -> None:
         settings = self._settings
         session.look(now)
+        overdue = not session.known and now - session.began_s > settings.handshake_timeout_s
         patience_s = settings.write_timeout_s
         if session.application is None:
             patience_s = min(patience_s, settings.handshake_timeout_s)
-        if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
+        if overdue and session.outbound_bytes:
+            # It is not told: that would wait behind what it does not read, and it has had its time.
+            self._state.timeouts += 1
+            session.abort()
+        elif session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
             self._state.timeouts += 1
             log.info(
                 event_text("connection_reads_nothing", "%s reads nothing for %g s: closed"), session.peer, patience_s
             )
             session.abort()
-        elif not session.known and now - session.began_s > settings.handshake_timeout_s:
+        elif overdue:
             self._state.timeouts += 1
             session.end(
                 BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")

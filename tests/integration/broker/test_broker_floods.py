@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ import pytest
 import ignis
 from ignis.broker.auth.tls import client_context, server_context
 from ignis.broker.client import store_requests
+from ignis.broker.protocol.commands import Command
 from ignis.broker.server import listener
 from ignis.errors import IgnisError
+from ignis.native import encode_frame
 from tests.support import WAIT_S, eventually
 from tests.support.broker import Wire, running
 from tests.support.tls_files import TlsFiles
@@ -88,6 +91,26 @@ def test_a_handshake_that_is_never_begun_or_never_ended(memory_url: str, tls: Tl
         eventually(
             lambda: broker.on_loop(lambda: (broker.broker.admission.count, len(broker.broker.sessions))) == (0, 0)
         )
+
+
+def test_who_reads_no_answers_before_he_is_known(memory_url: str) -> None:
+    """His time is that of all others, and what he leaves unread is little."""
+    settings = {"handshake_timeout_s": 3, "write_timeout_s": 300}
+    ping = encode_frame(Command.PING, 1, b"x" * 8_000)
+    with running(memory_url, settings=settings) as broker, silent(broker.port, 3) as sockets:
+        unread, most, began_s = 0, 0, time.monotonic()
+        for sock in sockets:
+            sock.setblocking(False)
+        while (left := broker.on_loop(lambda: list(broker.broker.sessions))) or time.monotonic() - began_s < 1.0:
+            assert time.monotonic() - began_s < 3 + WAIT_S
+            for sock in sockets:
+                with contextlib.suppress(OSError):
+                    sock.send(ping * 32)
+            for one in left:
+                unread = broker.on_loop(lambda one=one: 0 if one.closed else one.outbound_bytes)
+                most = max(most, unread)
+        assert 65_536 <= most <= 65_536 + (1 << 19)
+        assert time.monotonic() - began_s < 6.0, "a second time would be over after 6 s at the earliest"
 
 
 def test_who_ends_tls_without_an_answer_keeps_no_place(memory_url: str, tls: TlsFiles) -> None:
