@@ -269,6 +269,7 @@ class AppRunning:
         """See ``app.run``. ``start`` and ``stop`` are the application's, which may do more than those of here."""
         if stop_timeout is not None:
             check_timeout(stop_timeout, "stop_timeout")
+        self.check_outside("app.run()")
         self._stop_asked, self._stop_why = False, ""
         self._signalled, self._signals_seen = False, 0
         check_start("app.run() was called")

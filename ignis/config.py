@@ -400,7 +400,8 @@ class ConsumerSettings(_Settings):
     spin_us: int = _setting(
         0,
         "how long a consumer polls an empty queue of the embedded store before it sleeps: a message is handled sooner, a core "
-        "is busy; an event loop runs its tasks meanwhile",
+        "is busy; where others want that core it is handled later, above all with durability `sync`; an event loop runs its "
+        "tasks meanwhile",
         0,
         100_000,
     )

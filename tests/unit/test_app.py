@@ -327,7 +327,7 @@ def register_caller(app: ignis.Ignis, form: str, call: Callable[[], None]) -> ig
     return queue
 
 
-@pytest.mark.parametrize("how", ["stop", "close"])
+@pytest.mark.parametrize("how", ["stop", "close", "run"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_handler_cannot_stop_the_application_that_waits_for_it(memory_app: ignis.Ignis, form: str, how: str) -> None:
     errors: list[str] = []

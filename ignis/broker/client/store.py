@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
 
+from ignis.broker.auth.principal import Anyone
 from ignis.broker.auth.tls import client_context
 from ignis.broker.client import later_requests, requests, store_requests
 from ignis.broker.client.address import BrokerAddress
@@ -19,11 +21,14 @@ from ignis.broker.client.store_magazines import BrokerMagazines
 from ignis.broker.protocol.commands import DEFAULT_PORT
 from ignis.config import ClientSettings, resolve
 from ignis.errors import ConfigError, PermissionDeniedError
+from ignis.log_format import event_text
 from ignis.storage.base import Store
 from ignis.storage.checks import check_option_name, check_queue
 from ignis.urls import is_host, redacted
 
 __all__ = ["BrokerStore", "open_store"]
+
+log = logging.getLogger("ignis.broker")
 
 _SETTINGS = frozenset(one.name for one in dataclasses.fields(ClientSettings))
 _OPTIONS = _SETTINGS | {"ca", "cert", "key", "token", "user", "password"}
@@ -98,6 +103,11 @@ class BrokerStore(Store):
         broker = self.client.connect(settings.connect_timeout_s).machine.broker
         if broker is not None and broker.owner:
             self.calls.owner = broker.owner  # the same at every broker: it is made of who this client is
+        if broker is not None and broker.principal == Anyone.name and (address.user or address.token):
+            log.warning(
+                event_text("credentials_ignored", "%s has no users: it let this client in without a look at its %s"),
+                address.name, "token" if address.token else "user and password",
+            )  # fmt: skip
 
     @property
     def message_expiry_s(self) -> int:  # type: ignore[override]

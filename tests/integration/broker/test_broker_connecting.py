@@ -206,3 +206,16 @@ def test_nobody_yet(ask: Ask, tmp_path: Path) -> None:
     with RunningBroker(f"embedded://{tmp_path}/store", at_port=port):
         thread.join(WAIT_S)
     assert found == [[]]
+
+
+@pytest.mark.parametrize(
+    ("who", "what"), [("?token=t", "token"), ("?user=u&password=p", "user and password"), ("", "")]
+)
+def test_a_broker_without_users_looks_at_no_password(
+    memory_url: str, caplog: pytest.LogCaptureFixture, who: str, what: str
+) -> None:
+    with RunningBroker(memory_url) as broker:
+        open_store(broker.url + who).close()
+        said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        name = f"broker 127.0.0.1:{broker.port}"
+        assert said == ([f"{name} has no users: it let this client in without a look at its {what}"] if what else [])
