@@ -18,7 +18,7 @@ from bench.latency import RATE, consume, produce
 from bench.measure import Options, Recorder, Result
 from bench.peers.base import DURABILITIES, INTERVAL, NONE, PROMISES, SYNC, MissingError, Peer, Session
 from bench.peers.beanstalkd import Beanstalkd
-from bench.peers.ignis_broker import IgnisBroker
+from bench.peers.ignis_broker import IgnisBroker, IgnisBrokerHandler
 from bench.peers.nats_jetstream import NatsJetStream
 from bench.peers.rabbitmq import RabbitMq
 from bench.peers.redis_lists import RedisLists
@@ -232,7 +232,7 @@ def _latency(options: Options, recorder: Recorder, durability: str) -> None:
     timeout_s = seconds + _SLACK_S
     tried = [
         (peer, Result(peer.name, durability, peer.how_listen, {"rate_per_s": RATE}))
-        for peer in peers_of(durability)
+        for peer in [*peers_of(durability), IgnisBrokerHandler(durability)]
         if options.wants(peer.name) and not (isinstance(peer, IgnisBroker) and peer.via == "publisher")
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from bench.peers.ignis_embedded import QUEUE, SHARDS
 from bench.peers.ports import answers, free_port
 from bench.processes import Server
 
+_STOP_TIMEOUT_S = 30.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -59,6 +61,19 @@ class IgnisBroker(Peer):
 
     def session(self) -> BrokerSession:
         return BrokerSession(self)
+
+
+class IgnisBrokerHandler(IgnisBroker):
+    """The same for who registers a handler with ``ignis://``, and subscribes to nothing."""
+
+    how_listen = "handler, pool=thread, over ignis://"
+
+    def __init__(self, durability: str = SYNC) -> None:
+        super().__init__(durability)
+        self.name = "ignis broker, handler"
+
+    def session(self) -> HandlerSession:
+        return HandlerSession(self)
 
 
 class BrokerSession(Session):
@@ -122,3 +137,21 @@ class BrokerSession(Session):
         if self._publisher is not None:
             self._publisher.close()
         self.app.close()
+
+
+class HandlerSession(BrokerSession):
+    def listen(self, count: int, handle: Handle, deadline: float) -> int:
+        done, finished = 0, threading.Event()
+
+        def counting(body: bytes) -> None:
+            nonlocal done
+            handle(body)
+            done += 1
+            if done == count:
+                finished.set()
+
+        self.queue.handler(concurrency=1)(counting)
+        self.app.start()
+        finished.wait(max(0.0, deadline - time.monotonic()))
+        self.app.stop(_STOP_TIMEOUT_S)
+        return done
