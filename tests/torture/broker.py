@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ignis import Ignis
 from ignis.broker.client import requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.sync_client import SyncClient
@@ -19,7 +20,7 @@ from ignis.broker.server import dispatcher
 from ignis.broker.server.publish_buffer import Placed, PublishBuffer, Sent
 from ignis.broker.server.server import Broker
 from ignis.broker.server.subscription import Packed, Subscription
-from ignis.errors import IgnisError
+from ignis.errors import ConnectionLostError, IgnisError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage.base import FireResult
@@ -145,6 +146,33 @@ def pulling(port: int) -> Role:
     return role
 
 
+def handling(port: int) -> Role:
+    """Sees by a handler behind ``ignis://``: its claims are its own, and outlive the broker."""
+
+    def role(report: Reporter) -> None:
+        def handler(body: bytes) -> None:
+            one = read_body(body)
+            if one is None:
+                report.altered(1)
+            else:
+                report.seen([one])
+
+        settings = {"timeout_s": 20, "connect_timeout_s": 20, "max_retry_wait_s": 0.1}
+        while True:
+            with Ignis(f"ignis://127.0.0.1:{port}", store=settings) as app:
+                app.queue(QUEUE, bytes).handler(handler, concurrency=2)
+                try:
+                    app.start()
+                except ConnectionLostError as exc:  # the broker died while the queue was registered
+                    report.note("error", exc)
+                    continue
+                report.note("opened")
+                while True:
+                    time.sleep(1)
+
+    return role
+
+
 def draining(port: int) -> Role:
     """Takes everything until nothing is pending or in flight any more."""
 
@@ -208,6 +236,7 @@ def _round(
         "sender of batches": lambda: sending(port, next(numbers), 40),
         "subscriber": lambda: consuming(port),
         "puller": lambda: pulling(port),
+        "handler": lambda: handling(port),
     }
     living = {"broker": _start(serving(url, port), "broker", prepare)}
     dead: list[Child] = []

@@ -172,11 +172,12 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         max_bytes: int = 64 << 20,
     ) -> tuple[int, FireResult | None] | None:
         """One request: the broker holds it back until there is something to claim."""
-        calls, broker = self._calls, self._calls.broker
-        if broker is None or not broker.holds_fires or owner != calls.owner or not calls.tracking.in_step:
+        calls, connection = self._calls, self._calls.client.connection
+        broker = None if connection is None or not connection.usable else connection.machine.broker
+        if broker is None or not broker.holds_fires or owner != calls.owner:
             return None
         timeout_s = min(timeout_s, _MOST_WAIT_S)
-        if timeout_s < _LEAST_WAIT_S:
+        if timeout_s < _LEAST_WAIT_S or not calls.tracking.in_step:
             return None
         request = store_requests.fire(magazine, limit, owner, None, max_bytes, timeout_s)
 
