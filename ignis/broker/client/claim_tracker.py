@@ -80,7 +80,12 @@ class ClaimTracker:
         self._said = 1
         """The number of the connection on which all that is held was said; the first has nothing to say."""
         self._troubles = LimitedLog(log)
-        self._changed = threading.Condition(threading.Lock())  # over all of the above
+        lock = threading.Lock()  # over all of the above
+        self._changed = threading.Condition(lock)
+        self._wanted = threading.Condition(lock)
+        """What the thread waits at. Told when it has something to do, and not with each claim."""
+        self._idles = False
+        """The thread has nothing to do, and wants to be told."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -116,7 +121,9 @@ class ClaimTracker:
                 elif not arrived:
                     self._doubtful.add(magazine)
                 self._under_way[magazine] -= 1
-                self._changed.notify_all()
+                if self._idles and (self._held or self._doubtful):
+                    self._idles = False
+                    self._wanted.notify()
 
     def _begin(self) -> None:
         """Starts the thread. Raises StoreUnreachableError."""
@@ -149,7 +156,7 @@ class ClaimTracker:
         """What is held is not looked after any more. Idempotent."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._wanted.notify()
 
     # -- the thread
 
@@ -157,8 +164,10 @@ class ClaimTracker:
         while True:
             try:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._held or self._doubtful)
-                    if self._changed.wait_for(lambda: self._closed, _LOOK_S):
+                    while not (self._closed or self._held or self._doubtful):
+                        self._idles = True
+                        self._wanted.wait()
+                    if self._wanted.wait_for(lambda: self._closed, _LOOK_S):
                         return
                 connection = self._client.connection
                 if connection is None or not connection.look():

@@ -138,10 +138,11 @@ class Application:
 
     def poke(self, magazine: str) -> None:
         """Looks whether there are messages, and room for them."""
+        # First, so that whatever is loaded behind this look is told by a thread.
+        self.watches.look(magazine)
         pump = self._pumps.get(magazine)
         if pump is not None:
             pump.poke()
-        self.watches.look(magazine)
 
     def has_room(self, magazine: str) -> None:
         """Somebody holds less of it: looks whether messages wait for that."""

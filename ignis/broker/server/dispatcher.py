@@ -22,6 +22,7 @@ from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.in_flight import PointerRange
 from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.load_notifier import Watch
 from ignis.broker.server.recovery import Recovery
 from ignis.broker.server.redelivery import Redelivery
 from ignis.broker.server.subscription import Packed, Subscription, packed
@@ -136,6 +137,7 @@ class Dispatcher:
         self._witness = 0
         """The latest pull that was there when the claim of a thread was begun."""
         self._fruitless = 0
+        self._watch: Watch | None = None
         self._again = False
         self._by_thread = True
         """The next claim is a thread's, which also takes back what clients that died have held."""
@@ -164,6 +166,7 @@ class Dispatcher:
             if watch.changed is None:
                 watch.changed = self.poke
             watch.ensure()
+            self._watch = watch
         self._given += not consumer.fired
         if consumer.once:
             self._number += 1
@@ -309,6 +312,8 @@ class Dispatcher:
                 return None
         except IgnisError:  # of a queue that is gone, say: the load says so, to its sender
             return None
+        if self._watch is not None:
+            self._watch.loads()
         return DirectDelivery(self, consumer, consumer.peer.owner)
 
     def _count(self) -> tuple[int, int]:

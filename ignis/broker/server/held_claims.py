@@ -88,7 +88,7 @@ class HeldClaims:
         if len(runs) > MOST_RUNS:
             session.in_pieces(self._let_go_in_pieces(magazine, runs))
         elif self.take(magazine, runs) and session.application is not None:
-            session.application.poke(magazine)
+            session.application.has_room(magazine)
 
     def _let_go_in_pieces(self, magazine: str, runs: list[PointerRange]) -> Work:
         for first in range(0, len(runs), MOST_RUNS):

@@ -2,7 +2,8 @@
 
 A wait of the store blocks a thread. `LoadNotifier` has ``broker.watch_threads`` of them, each for one magazine, so a load by
 another process is noticed at once. Magazines beyond that share one more thread, which looks at them in turn every few
-milliseconds; what is loaded through this broker is noticed at once there too.
+milliseconds. What is loaded through this broker the event loop sees by itself; while that happens often, a magazine's own thread
+looks every few milliseconds too, in place of being woken by each such load.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from ignis.errors import ClosedError, IgnisError, TooManyRequestsError
 from ignis.log_format import event_text
+from ignis.native import ThreadBell
 from ignis.stacks import start_thread
 from ignis.storage.base import MagazineStore
 
@@ -24,6 +26,12 @@ log = logging.getLogger("ignis.broker")
 
 _SLICE_S = 1.0
 _ROUND_S = 0.02
+_OWN_S = 0.005
+"""So long a thread looks away from loads that the event loop knows of."""
+_LIVELY_S = 0.05
+"""So long after such a load the next one is expected to be one too."""
+_LINGER_S = 1.0
+"""So long a thread stays that nobody needs: who waits for one message after the other wants it again at once."""
 _ASK_S = 0.001
 """How long a store that has to ask somebody else waits in a round for one magazine."""
 _WARN_S = 10.0
@@ -63,7 +71,11 @@ class Watch:
         self._loop = watches.loop
         self._waiters: set[_Waiter] = set()
         self._sequence: int | None = None
+        self._own_s = float("-inf")
+        """When something was loaded through this broker the last time. Read by the thread."""
         self._seen = -1
+        self._again = ThreadBell()
+        """Rung when somebody wants to know."""
         self._warned_s = float("-inf")
 
     @property
@@ -75,8 +87,13 @@ class Watch:
         """Whether it may be forgotten."""
         return not self.wanted and not self.at_work
 
+    def loads(self) -> None:
+        """Something is about to be loaded through this broker."""
+        self._own_s = time.monotonic()
+
     def ensure(self) -> None:
         """A thread looks after it from now on."""
+        self._again.ring()
         if not self.at_work:
             self.at_work = True
             self._seen = -1
@@ -94,14 +111,16 @@ class Watch:
         return lambda: self._drop(waiter)
 
     def look(self) -> None:
-        """Something was loaded through this broker, perhaps."""
-        if (self._waiters or (self.shared and self.wanted)) and self._magazines.quick:
-            try:
-                sequence = self._magazines.wait(self.magazine, -1, 0)
-            except IgnisError:
-                return  # the thread says so
-            if sequence != self._sequence:
-                self._moved(sequence)
+        """Something was loaded through this broker, perhaps, and its consumers are told behind this."""
+        if not (self.at_work and self._magazines.quick):
+            return
+        try:
+            sequence = self._magazines.wait(self.magazine, -1, 0)
+        except IgnisError:
+            return  # the thread says so
+        if sequence != self._sequence:
+            self.loads()
+            self._tell(sequence)
 
     def _drop(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
@@ -114,12 +133,17 @@ class Watch:
             self._drop(waiter)
             waiter.call(sequence)
 
-    def _moved(self, sequence: int) -> None:
+    def _tell(self, sequence: int) -> None:
         self._sequence = sequence
         for waiter in [one for one in self._waiters if one.seen != sequence]:
             self._answer(waiter, sequence)
-        if self.changed is not None:
-            self.changed()
+
+    def _moved(self, sequence: int) -> None:
+        """A thread has seen this number."""
+        if sequence != self._sequence:
+            self._tell(sequence)
+            if self.changed is not None:
+                self.changed()
 
     def _ended(self) -> None:
         self.at_work = self.shared = False
@@ -130,10 +154,12 @@ class Watch:
     # -- in a thread
 
     def once(self, timeout_s: float) -> bool:
-        """Waits so long for a load at most. False when nobody wants to know any more. Raises RuntimeError when the event
-        loop is closed."""
-        if not self.wanted or self._watches.closed:
+        """Waits so long for a load at most. False when nobody has wanted to know for a while. Raises RuntimeError when the
+        event loop is closed."""
+        if self._watches.closed:
             return False
+        if not self.wanted:
+            return timeout_s >= _SLICE_S and self._linger()
         try:
             sequence = self._magazines.wait(self.magazine, self._seen, timeout_s if self._seen >= 0 else 0)
         except ClosedError:
@@ -151,8 +177,21 @@ class Watch:
             return True
         if sequence != self._seen:
             self._seen = sequence
-            self._loop.call_soon_threadsafe(self._moved, sequence)
+            if timeout_s >= _SLICE_S and time.monotonic() - self._own_s < _LIVELY_S:
+                time.sleep(_OWN_S)  # one of this broker's, most likely
+                try:
+                    sequence = self._seen = self._magazines.wait(self.magazine, -1, 0)
+                except IgnisError:
+                    return True  # the next look says so
+            if sequence != self._sequence:
+                self._loop.call_soon_threadsafe(self._moved, sequence)
         return True
+
+    def _linger(self) -> bool:
+        """Waits until somebody wants to know again; False when nobody does for so long."""
+        self._again.silence()
+        time.sleep(_OWN_S)  # who comes back so soon does not wake it
+        return self.wanted or self._again.wait(_LINGER_S)
 
     def glance(self) -> bool:
         """`once` for a thread that has others to look after. What comes to be due is moved by who sleeps in the store: not by
@@ -193,7 +232,7 @@ class Watches:
             self.tidy()
             if len(self._watches) >= _MOST_WATCHES:
                 raise TooManyRequestsError(len(self._watches), _MOST_WATCHES, "watched magazines")
-            if sum(one.holder == holder for one in self._watches.values()) >= _SHARE:
+            if sum(one.wanted and one.holder == holder for one in self._watches.values()) >= _SHARE:
                 raise TooManyRequestsError(_SHARE + 1, _SHARE, "watched magazines of one user")
             found = self._watches[magazine] = Watch(self, magazine, holder)
         return found
