@@ -13,10 +13,12 @@ import pytest
 
 from ignis import Ignis
 from ignis.broker.protocol.commands import Command
+from ignis.broker.server import load_notifier
 from ignis.broker.server.request_queue import RequestQueue
 from ignis.errors import ClosedError
 from ignis.native import encode_record
 from ignis.native.store import Recall
+from ignis.storage import open_store
 from ignis.storage.base import FireResult
 from tests.support import eventually
 from tests.support.broker import RunningBroker
@@ -243,3 +245,37 @@ def test_a_handler_asks_once_for_a_message(
     idle_looks = 1 + time.monotonic() - began_s  # a queue is looked at once a second
     assert asked.count(Command.FIRE) <= idle_looks
     assert seen == [b"%d" % number for number in range(10)]
+
+
+def test_who_waits_again_and_again_has_one_thread_that_looks(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message ends the wait for it, and the next one begins behind it."""
+    app, publisher = new_app(), new_app()
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        started.append(thread)
+        thread.start()
+
+    monkeypatch.setattr(load_notifier, "start_thread", start)
+    for number in range(40):
+        waiting = Waiting(app)
+        held_back(broker, 1)
+        publish(publisher, b"%05d" % number)
+        assert waiting.bodies == [b"%05d" % number]
+    assert len(started) < 20
+
+
+def test_what_another_process_loads_comes_while_the_broker_loads_too(
+    broker: RunningBroker, new_app: MakeApp, tmp_path: Path
+) -> None:
+    """The thread that looks for loads by others looks away from the broker's own, and misses none of theirs."""
+    app, publisher = new_app(), new_app()
+    with open_store(f"embedded://{tmp_path / 'store'}") as beside:
+        for number in range(15):
+            for body, by in ((b"%05d" % number, publisher.store), (b"%05d" % (100 + number), beside)):
+                waiting = Waiting(app)
+                held_back(broker, 1)
+                by.magazines.load_records("q", 0, [encode_record(body)])
+                assert waiting.bodies == [body]
