@@ -10,11 +10,19 @@ import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
-from ignis.cli.state import State, common_options, other_applications, pass_state, queue_record
+from ignis.cli.state import (
+    State,
+    common_options,
+    is_pattern,
+    matching_queues,
+    other_applications,
+    pass_state,
+    queue_record,
+)
 from ignis.control.inspection import Row, message_dict, queue_settings, queue_state
 from ignis.control.queue_depths import queue_depths, shard_states
 from ignis.pausing import PAUSED
-from ignis.storage.base import QueueRecord, ShardState, Store
+from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["peek", "queues", "stats"]
 
@@ -96,9 +104,9 @@ class _Pause(click.FloatRange):
 @common_options
 @pass_state
 def stats(state: State, queue: str | None, shards: bool, watch: float | None) -> int:
-    """Figures of the store and its queues, or of one queue."""
-    if shards and queue is None:
-        raise click.UsageError("--shards needs a QUEUE")
+    """Figures of the store and its queues, or of one queue. QUEUE may be a pattern, such as 'tenant.*': one line for each."""
+    if shards and (queue is None or is_pattern(queue)):
+        raise click.UsageError("--shards needs one QUEUE")
     with state.store() as store:
         if watch is None:
             return _show_stats(state, store, queue, shards)
@@ -116,26 +124,18 @@ def stats(state: State, queue: str | None, shards: bool, watch: float | None) ->
 
 
 def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> int:
-    records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
-    depths = [queue_depths(store, record) for record in records]
-    figures = store.stats() if queue is None else {}
-    states = shard_states(store, queue) if queue is not None and shards else []
+    if queue is None or is_pattern(queue):
+        return _show_many(state, store, queue)
+    record = queue_record(store, queue)
+    depths = queue_depths(store, record)
+    states = shard_states(store, queue) if shards else []
     if state.json:
-        _stats_json(queue, records, depths, figures, states if shards else None)
+        out = {**depths, **queue_settings(record)}
+        if shards:
+            out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
+        output.document(out)
         return exit_codes.OK
-    if queue is None:
-        # Counters are those of this process, which has done nothing yet.
-        output.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
-        output.line("")
-        rows = [[one["queue"], *map(output.number, _counted(one)), output.age(one["oldest_age_s"])] for one in depths]
-        columns = ["queue", "pending", "delayed", "in flight", "sideline", "sideline in flight", "swept", "expired"]
-        columns += ["sideline expired", "oldest"]
-        output.table(columns, rows, right=columns[1:])
-        return exit_codes.OK
-    shown: dict[str, Any] = {
-        **depths[0],
-        **queue_settings(records[0]),
-    }
+    shown = {**depths, **queue_settings(record)}
     shown.pop("queue")
     output.pairs(shown, title=f"queue {queue}")
     if shards:
@@ -150,20 +150,26 @@ def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> 
     return exit_codes.OK
 
 
-def _stats_json(
-    queue: str | None,
-    records: list[QueueRecord],
-    depths: list[dict[str, Any]],
-    figures: dict[str, Any],
-    states: list[ShardState] | None,
-) -> None:
-    if queue is None:
-        output.document({"store": figures, "queues": depths})
-        return
-    out = {**depths[0], **queue_settings(records[0])}
-    if states is not None:
-        out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
-    output.document(out)
+def _show_many(state: State, store: Store, pattern: str | None) -> int:
+    """A line for each queue whose name fits; None = for each that is in use, and the store's own figures."""
+    if pattern is None:
+        records = store.queues.list(active=True)
+    else:
+        records = [queue_record(store, name) for name in matching_queues(store, pattern)]
+    depths = [queue_depths(store, record) for record in records]
+    figures = store.stats() if pattern is None else {}
+    if state.json:
+        output.document({"store": figures, "queues": depths} if pattern is None else {"queues": depths})
+        return exit_codes.OK
+    if pattern is None:
+        # Counters are those of this process, which has done nothing yet.
+        output.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
+        output.line("")
+    rows = [[one["queue"], *map(output.number, _counted(one)), output.age(one["oldest_age_s"])] for one in depths]
+    columns = ["queue", "pending", "delayed", "in flight", "sideline", "sideline in flight", "swept", "expired"]
+    columns += ["sideline expired", "oldest"]
+    output.table(columns, rows, right=columns[1:])
+    return exit_codes.OK
 
 
 @click.command(short_help="Shows the next messages of QUEUE without claiming them.")

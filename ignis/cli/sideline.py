@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from ignis.clearing import delete_matching
@@ -13,14 +15,17 @@ from ignis.cli.inspection import show_messages
 from ignis.cli.other_words import WordGroup
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
-from ignis.cli.state import State, common_options, counted, pass_state, queue_record
+from ignis.cli.state import State, common_options, counted, is_pattern, matching_queues, pass_state, queue_record
 from ignis.control.inspection import Reason, Row, failure_of, scan_magazine, sideline_reasons
 from ignis.control.queue_depths import shard_states
-from ignis.errors import UnreadableMessageError
+from ignis.errors import IgnisError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.message_filter import AtMost, Filter
 from ignis.shovel import ShovelResult
+
+if TYPE_CHECKING:
+    from ignis.storage.base import Store
 
 __all__ = ["sideline"]
 
@@ -38,7 +43,7 @@ def sideline() -> None:
 @common_options
 @pass_state
 def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limit: int | None) -> int:
-    """Counts what is in QUEUE's sideline, or in that of each queue, by reason.
+    """Counts what is in QUEUE's sideline, or in that of each queue, by reason. QUEUE may be a pattern, such as 'tenant.*'.
 
     With it stand the time since the oldest and the newest failure and the most frequent error. Errors that differ only in words
     with a digit, such as ids, count as one; the first of them is shown. --older-than elsewhere goes by the time of the failure.
@@ -47,7 +52,7 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
     handler's retry: only 'ignis sideline shovel' brings it back.
     """
     with state.store() as store:
-        names = [one.name for one in store.queues.list()] if queue is None else [queue_record(store, queue).name]
+        names = _names(store, queue)
         found = {name: _wanted(sideline_reasons(store, name, limit=limit), reasons) for name in names}
     if state.json:
         documents = [
@@ -58,11 +63,11 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
             }
             for name, some in found.items()
         ]
-        output.document({"queues": documents} if queue is None else documents[0])
+        output.document({"queues": documents} if _is_several(queue) else documents[0])
         return exit_codes.OK
     if not any(found.values()):
-        where = "every sideline is empty" if queue is None else f"the sideline of {queue} is empty"
-        of = "" if queue is None else f" of {queue}"
+        where = f"the sideline of {queue} is empty" if queue else "every sideline is empty"
+        of = f" of {queue}" if queue else ""
         output.remark(where if not reasons else f"no message{of} failed for that reason")
         return exit_codes.OK
     columns = ["reason", "count", "for a person", "oldest", "newest", "most frequent error", "of that"]
@@ -79,11 +84,23 @@ def list_command(state: State, queue: str | None, reasons: tuple[str, ...], limi
                 output.preview(error or "-", 60),
                 output.number(count),
             ]
-            rows.append(cells if queue is not None else [name, *cells])
-    title = "sidelines" if queue is None else f"sideline of {queue}"
-    columns = columns if queue is not None else ["queue", *columns]
+            rows.append([name, *cells] if _is_several(queue) else cells)
+    title = f"sideline of {queue}" if queue else "sidelines"
+    columns = ["queue", *columns] if _is_several(queue) else columns
     output.table(columns, rows, title=title, right=["count", "for a person", "oldest", "newest", "of that"])
     return exit_codes.OK
+
+
+def _is_several(queue: str | None) -> bool:
+    """Whether the command is about any number of queues."""
+    return queue is None or is_pattern(queue)
+
+
+def _names(store: Store, queue: str | None) -> list[str]:
+    """Those of the queues that are meant; None = all. Raises QueueNotFoundError, InvalidNameError."""
+    if queue is None:
+        return [one.name for one in store.queues.list()]
+    return matching_queues(store, queue) if is_pattern(queue) else [queue_record(store, queue).name]
 
 
 def _wanted(found: dict[str, Reason], reasons: tuple[str, ...]) -> dict[str, Reason]:
@@ -151,7 +168,9 @@ def _show_history(row: Row) -> None:
                 output.line(f"    {output.preview(text, 200)}")
 
 
-@sideline.command("shovel", short_help="Brings the messages in QUEUE's sideline back (redrive).")
+@sideline.command(
+    "shovel", short_help="Brings the messages in QUEUE's sideline back (redrive); 'tenant.*' means many queues."
+)
 @click.argument("queue", shell_complete=complete_queue)
 @filter_options(failures=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Bring back no more than so many messages.")
@@ -178,35 +197,57 @@ def shovel_command(
     dry_run: bool,
     retry_for: float,
 ) -> int:
-    """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
+    """Brings the messages in QUEUE's sideline back to the queue, where they are handled again. QUEUE may be a pattern, such as
+    'tenant.*': then of one queue after the other, --limit of all together, and what fails for one leaves the others to be done.
 
     One pass over what is there now, also over what waits because it came back max_returns times: its count begins anew. Corrupt
     messages have no body to handle and always stay.
     """
     state.log_to_stderr("warning")
-    with state.app() as app:
-        queue_record(app.store, queue)
-        where = AtMost(wanted, limit) if wanted.given else None
-        with counted(state, "shovelling") as progress:
-            result: ShovelResult = app.queue(queue).shovel.run_until_done(
-                retry_for,
-                # With a filter the limit counts what is moved, not what is looked at.
-                limit=None if where is not None else limit,
-                where=where,
-                rate=rate,
-                dry_run=dry_run,
-                progress=progress,
-            )
+    several = is_pattern(queue)
+    done: list[dict[str, Any]] = []
+    total = ShovelResult(left=0)
+    failed = 0
+    with state.app() as app, counted(state, "shovelling") as progress:
+        for name in _names(app.store, queue):
+            most = None if limit is None else limit - total.moved
+            if most == 0:
+                break
+            where = AtMost(wanted, most) if wanted.given else None
+            try:
+                result = app.queue(name).shovel.run_until_done(
+                    retry_for,
+                    # With a filter the limit counts what is moved, not what is looked at.
+                    limit=None if where is not None else most,
+                    where=where,
+                    rate=rate,
+                    dry_run=dry_run,
+                    progress=progress,
+                )
+            except IgnisError as exc:
+                if not several:
+                    raise
+                failed += 1
+                output.remark(f"{name}: {exc}", event="shovel_failed", queue=name)
+                continue
+            total.add(result)
+            total.left = None if result.left is None or total.left is None else total.left + result.left
+            done.append({"queue": name, **result.told(dry_run)})
+            if not state.json and (not several or result.moved or result.kept or result.left):
+                output.line(_said(name, result, dry_run))
     if state.json:
-        output.document({"queue": queue, "dry_run": dry_run, **result.told(dry_run)})
-    elif dry_run:
-        output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {_left(result)} would stay")
-    else:
-        refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
-        output.line(
-            f"{result.moved:,} message(s) of {queue} brought back, {_left(result)} stay in the sideline{refused}"
-        )
-    return exit_codes.ERROR if result.refused else exit_codes.OK
+        document = {"pattern": queue, "queues": done, "failed": failed} if several else {"queue": queue}
+        output.document({**document, "dry_run": dry_run, **total.told(dry_run)})
+    elif several:
+        output.line(_said(f"{len(done):,} queue(s)", total, dry_run))
+    return exit_codes.ERROR if total.refused or failed else exit_codes.OK
+
+
+def _said(name: str, result: ShovelResult, dry_run: bool) -> str:
+    if dry_run:
+        return f"{result.moved:,} message(s) of {name} would be brought back, {_left(result)} would stay"
+    refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
+    return f"{result.moved:,} message(s) of {name} brought back, {_left(result)} stay in the sideline{refused}"
 
 
 def _left(result: ShovelResult) -> str:

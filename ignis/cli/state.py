@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import logging
 import sys
@@ -128,6 +129,19 @@ def queue_record(store: Store, name: str) -> QueueRecord:
         there = known or f"none{other_applications(store)}"
         raise QueueNotFoundError(f"queue {name!r} does not exist; there is {there}")
     return record
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is no queue's name, but one as in a shell (``tenant.*``) that may fit many."""
+    return any(one in text for one in "*?[")
+
+
+def matching_queues(store: Store, pattern: str) -> list[str]:
+    """The queues whose names fit, in order. Raises QueueNotFoundError when none does."""
+    found = sorted(one.name for one in store.queues.list() if fnmatch.fnmatchcase(one.name, pattern))
+    if not found:
+        raise QueueNotFoundError(f"no queue's name fits {pattern!r}")
+    return found
 
 
 def other_applications(store: Store) -> str:

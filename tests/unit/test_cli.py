@@ -27,8 +27,10 @@ from ignis.app import Ignis
 from ignis.cli import cli, main, output
 from ignis.cli.other_words import OTHER_WORDS
 from ignis.consumer.handler import Failure
+from ignis.errors import ConfigError
 from ignis.escaping import PlainFormatter
 from ignis.message import failed_record
+from ignis.shovel import Shovel
 from ignis.storage import open_store
 from ignis.storage.base import Transfer
 from ignis.testing import drain
@@ -340,6 +342,57 @@ def test_queues_and_stats(run: Run, url: str, app: Ignis) -> None:
         assert "pending" in plain.out
         assert "\x1b" not in plain.out
         assert all(line == line.rstrip() for line in plain.out.splitlines())
+
+
+def test_a_pattern_stands_for_many_queues(run: Run, url: str, app: Ignis) -> None:
+    for tenant, count in (("a", 3), ("b", 2), ("c", 0)):
+        queue = app.queue(f"tenant.{tenant}")
+        queue.open()
+        if count:
+            fail_all(app, f"tenant.{tenant}", [Failure("exception", "no")] * count)
+    app.queue("orders").publish(1)
+    assert run("stats", "tenant.*", "--shards", "-u", url).code == 2
+    shown = run("stats", "tenant.*", "-u", url, "--json").document()["queues"]
+    assert [(one["queue"], one["sideline"]) for one in shown] == [("tenant.a", 3), ("tenant.b", 2), ("tenant.c", 0)]
+    assert "orders" not in run("stats", "tenant.*", "-u", url).out
+    listed = run("sideline", "list", "tenant.[ab]", "-u", url, "--json").document()["queues"]
+    assert [(one["queue"], one["total"]) for one in listed] == [("tenant.a", 3), ("tenant.b", 2)]
+    assert "tenant.b" in run("sideline", "list", "tenant.*", "-u", url).out
+
+    dry = run("sideline", "shovel", "tenant.*", "--dry-run", "--limit", "4", "-u", url, "--json").document()
+    assert [(one["queue"], one["would_move"]) for one in dry["queues"]] == [("tenant.a", 3), ("tenant.b", 1)]
+    assert (dry["pattern"], dry["would_move"], dry["failed"]) == ("tenant.*", 4, 0)
+    assert run("sideline", "shovel", "tenant.*", "-u", url).out == (
+        "3 message(s) of tenant.a brought back, 0 stay in the sideline\n"
+        "2 message(s) of tenant.b brought back, 0 stay in the sideline\n"
+        "5 message(s) of 3 queue(s) brought back, 0 stay in the sideline\n"
+    )
+    assert [app.queue(f"tenant.{one}").main.pending() for one in "abc"] == [3, 2, 0]
+    for command in (["stats"], ["sideline", "list"], ["sideline", "shovel"]):
+        none = run(*command, "nobody.*", "-u", url)
+        assert none.code == 5
+        assert "no queue's name fits 'nobody.*'" in none.err
+
+
+def test_of_many_queues_one_that_fails_leaves_the_others(
+    run: Run, url: str, app: Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("t.a", "t.b"):
+        app.queue(name).open()
+        fail_all(app, name, [Failure("exception", "no")])
+    real = Shovel.run_until_done
+
+    def fails(self: Shovel, timeout: float, **options: Any) -> Any:
+        if self._name == "t.a":
+            raise ConfigError("it cannot be")
+        return real(self, timeout, **options)
+
+    monkeypatch.setattr(Shovel, "run_until_done", fails)
+    told = run("sideline", "shovel", "t.*", "-u", url)
+    assert told.code == 1
+    assert "t.a: it cannot be" in told.err
+    assert "1 message(s) of t.b brought back" in told.out
+    assert app.queue("t.b").main.pending() == 1
 
 
 def test_peek_claims_nothing(run: Run, url: str, app: Ignis) -> None:
