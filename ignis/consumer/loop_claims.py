@@ -25,6 +25,7 @@ from ignis.consumer.taking import NO_MEMORY_S
 from ignis.errors import IgnisError
 from ignis.log_format import event_text
 from ignis.native import Alarm, Watch, set_spin
+from ignis.native.store import Recall
 from ignis.storage.base import FireResult
 from ignis.upkeep import run_soon, timers_of
 
@@ -52,6 +53,7 @@ class LoopClaims(Claims):
         self._ended = threading.Event()
         self._away = False  # a shared thread claims
         self._waits_away = False  # and waits for a load first
+        self._recall = Recall()  # ends that
         self._calls_back = self._magazines.calls_back
         self._later: asyncio.TimerHandle | None = None  # after the initial delay, or a claim that failed
         self._relook: asyncio.TimerHandle | None = None
@@ -96,11 +98,13 @@ class LoopClaims(Claims):
     def wake(self) -> None:
         self.poke()
         if self._waits_away:
+            self._recall.set()
             super().wake()
 
     def returned(self) -> None:
         self.poke()
         if self._waits_away and not self.stopping.is_set():
+            self._recall.set()
             super().wake()
 
     def fail(self) -> None:
@@ -371,6 +375,7 @@ class LoopClaims(Claims):
         empty_at, self._empty_at = self._empty_at, None
         if self._calls_back:
             empty_at = None
+        self._recall.clear()  # what changes from now on sets it, and what had changed before is looked at
         self._waits_away = self._idled = empty_at is not None
         try:
             run_soon(lambda: self._fire_away(want, empty_at))
@@ -381,9 +386,10 @@ class LoopClaims(Claims):
     def _fire_away(self, want: int, empty_at: int | None) -> None:
         seen, result, failed = 0, None, None
         try:
-            if empty_at is not None:
-                self._wait_away(empty_at)
-            if empty_at is None or not (self.stopping.is_set() or self._pauses or self._dispatcher.returned):
+            next_one = None if empty_at is None else self._wait_away(want, empty_at)
+            if next_one is not None:
+                seen, result = next_one
+            elif empty_at is None or not self._has_other_work():
                 seen = self._magazines.wait(self._name, -1, 0)
                 result = self._magazines.fire(
                     self._name, min(want, self._settings.max_claim), self._owner, max_bytes=self._room_bytes()
@@ -401,11 +407,22 @@ class LoopClaims(Claims):
                 self._give_back(result)
                 return
 
-    def _wait_away(self, empty_at: int) -> None:
+    def _has_other_work(self) -> bool:
+        return self.stopping.is_set() or bool(self._pauses or self._dispatcher.returned)
+
+    def _wait_away(self, want: int, empty_at: int) -> tuple[int, FireResult | None] | None:
+        """Waits for a load; what was claimed too, where the store does both in one call."""
         try:
             set_spin(self._settings.spin_us)
-            if not (self.stopping.is_set() or self._pauses or self._dispatcher.returned):
+            if self._has_other_work():
+                return None
+            next_one = self._magazines.fire_next(
+                self._name, min(want, self._settings.max_claim), self._owner, empty_at, self._settings.idle_poll_s,
+                self._recall, max_bytes=self._room_bytes(),
+            )  # fmt: skip
+            if next_one is None:
                 self._magazines.idle(self._name, empty_at, self._settings.idle_poll_s)
+            return next_one
         finally:
             set_spin(0)
             self._waits_away = False

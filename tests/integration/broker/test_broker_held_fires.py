@@ -98,6 +98,21 @@ def publish(app: Ignis, *bodies: bytes) -> None:
     app.store.magazines.load_records("q", 0, [encode_record(body) for body in bodies])
 
 
+def handle_with(app: Ignis, kind: str) -> None:
+    async def awaited(body: bytes) -> None:
+        pass
+
+    def called(body: bytes) -> None:
+        pass
+
+    app.queue("q", bytes).handler(awaited if kind == "async" else called)
+
+
+def handled(app: Ignis) -> int:
+    consumer = app.queue("q", bytes).stats()["consumer"]
+    return int(consumer["handled"])
+
+
 def test_what_comes_is_claimed_in_the_name_of_the_client(broker: RunningBroker, new_app: MakeApp) -> None:
     app, other = new_app(), new_app()
     waiting = Waiting(app)
@@ -220,12 +235,12 @@ def test_of_a_broker_that_does_not_hold_back_nothing_is_asked(new_app: MakeApp) 
     assert app.store.magazines.fire_next("q", 1, app.store.owner, 0, LONG_S, Recall()) is None
 
 
+@pytest.mark.parametrize("kind", ["thread", "async"])
 def test_a_handler_asks_once_for_a_message(
-    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """What comes while it waits is brought by what it waits with."""
     app, publisher = new_app(), new_app()
-    seen: list[bytes] = []
     asked: list[int] = []
     real = RequestQueue.put
 
@@ -233,18 +248,38 @@ def test_a_handler_asks_once_for_a_message(
         asked.append(request.command)
         real(self, request)
 
-    app.queue("q", bytes).handler(seen.append)
+    handle_with(app, kind)
     app.start()
     held_back(broker, 1)
     monkeypatch.setattr(RequestQueue, "put", put)
     began_s = time.monotonic()
     for number in range(10):
         publisher.queue("q", bytes).publish(b"%d" % number)
-        eventually(lambda number=number: len(seen) == number + 1)
+        eventually(lambda number=number: handled(app) == number + 1)
         held_back(broker, 1)
     idle_looks = 1 + time.monotonic() - began_s  # a queue is looked at once a second
     assert asked.count(Command.FIRE) <= idle_looks
-    assert seen == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_a_handler_that_waits_is_paused_and_stopped_at_once(broker: RunningBroker, new_app: MakeApp, kind: str) -> None:
+    app, publisher = new_app(), new_app()
+    handle_with(app, kind)
+    app.start()
+    held_back(broker, 1)
+    consumer: Any = app.queue("q", bytes)._handling.consumer
+    consumer.pause("the test")
+    held_back(broker, 0)
+    publisher.queue("q", bytes).publish(b"first")
+    time.sleep(0.2)
+    assert handled(app) == 0
+    consumer.resume("the test")
+    eventually(lambda: handled(app) == 1)
+    held_back(broker, 1)
+    began_s = time.monotonic()
+    app.stop()
+    assert time.monotonic() - began_s < LONG_S / 2
+    held_back(broker, 0)
 
 
 def test_who_waits_again_and_again_has_one_thread_that_looks(
