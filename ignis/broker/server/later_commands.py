@@ -90,7 +90,12 @@ def _defer(asked: Asked) -> Reply:
         magazine, items, [item[4] for item in head.items], kept_ttl_s(head.ttl_ms), asked.fence(head.fence)
     )
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
-    return Reply(RESULT, pack(moved), lambda peer: peer.claims.let_go(magazine, gone))
+
+    def after(peer: Peer) -> None:
+        peer.claims.let_go(magazine, gone)
+        asked.app.poke(magazine)  # for what is due already
+
+    return Reply(RESULT, pack(moved), after)
 
 
 def _move_due(asked: Asked) -> Reply:

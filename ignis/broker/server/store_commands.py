@@ -24,6 +24,7 @@ from ignis.broker.protocol.payloads import (
     TransferRequest,
 )
 from ignis.broker.server.calls import MOST_ROWS, RESULT, Asked, Call, Reply, kept_ttl_s, queue_page, value
+from ignis.broker.server.peer import Peer
 from ignis.errors import (
     BadRequestError,
     ConfigError,
@@ -94,7 +95,12 @@ def _reload(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Reload)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), asked.fence(head.fence))
-    return Reply(RESULT, pack(count), lambda peer: peer.claims.let_go(head.magazine, runs))
+
+    def after(peer: Peer) -> None:
+        peer.claims.let_go(head.magazine, runs)
+        asked.app.poke(head.magazine)
+
+    return Reply(RESULT, pack(count), after)
 
 
 def _load_once(asked: Asked) -> Reply:
@@ -111,7 +117,7 @@ def _load_once(asked: Asked) -> Reply:
     done = asked.app.store.magazines.load_once(
         head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000, dues_ms
     )
-    return Reply(RESULT, pack(done), lambda _: asked.app.poke(head.magazine)) if head.delayed else value(done)
+    return Reply(RESULT, pack(done), lambda _: asked.app.poke(head.magazine))
 
 
 def _delete(asked: Asked) -> Reply:
@@ -167,7 +173,12 @@ def _transfer(asked: Asked) -> Reply:
         head.source, head.target, items, kept_ttl_s(head.ttl_ms), asked.fence(head.fence)
     )
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
-    return Reply(RESULT, pack(moved), lambda peer: peer.claims.let_go(head.source, gone))
+
+    def after(peer: Peer) -> None:
+        peer.claims.let_go(head.source, gone)
+        asked.app.poke(head.target)
+
+    return Reply(RESULT, pack(moved), after)
 
 
 def _abandoned(asked: Asked) -> Reply:

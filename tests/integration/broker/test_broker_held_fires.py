@@ -14,12 +14,15 @@ import pytest
 from ignis import Ignis
 from ignis.broker.protocol.commands import Command
 from ignis.broker.server import load_notifier
+from ignis.broker.server.dispatcher import Dispatcher
+from ignis.broker.server.load_notifier import Watch
 from ignis.broker.server.request_queue import RequestQueue
 from ignis.errors import ClosedError
-from ignis.native import encode_record
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native import PackedBatch, encode_record
 from ignis.native.store import Recall
 from ignis.storage import open_store
-from ignis.storage.base import FireResult
+from ignis.storage.base import FireResult, Transfer
 from tests.support import eventually
 from tests.support.broker import RunningBroker
 
@@ -314,3 +317,29 @@ def test_what_another_process_loads_comes_while_the_broker_loads_too(
                 held_back(broker, 1)
                 by.magazines.load_records("q", 0, [encode_record(body)])
                 assert waiting.bodies == [body]
+
+
+@pytest.mark.parametrize("how", ["reload", "transfer", "defer", "load once"])
+def test_what_comes_back_or_from_elsewhere_reaches_who_waits(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """At once, from the loop: neither the thread that looks for loads by others nor the look now and then is needed."""
+    app, other = new_app(), new_app()
+    magazines, record = other.store.magazines, encode_record(b"first")
+    source = "q" + SIDELINE_SUFFIX if how == "transfer" else "q"
+    magazines.load_records(source, 0, [record])
+    assert magazines.fire(source, 1, other.store.owner).total() == 1
+    monkeypatch.setattr(Watch, "once", lambda self, timeout_s: bool(time.sleep(0.01)) or self.wanted)
+    monkeypatch.setattr(Dispatcher, "look", lambda self: None)
+    waiting = Waiting(app)
+    held_back(broker, 1)
+    item = Transfer(0, 1, record, 0)
+    if how == "reload":
+        assert magazines.reload("q", {0: [1]}) == 1
+    elif how == "transfer":
+        assert magazines.transfer(source, "q", [item]) == 1
+    elif how == "defer":
+        assert magazines.defer("q", [item], [1]) == 1
+    else:
+        magazines.load_once("q", [(0, PackedBatch.pack([record]))], None, 60)
+    assert waiting.bodies == [b"first"]
