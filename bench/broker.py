@@ -232,7 +232,7 @@ def _latency(options: Options, recorder: Recorder, durability: str) -> None:
     timeout_s = seconds + _SLACK_S
     tried = [
         (peer, Result(peer.name, durability, peer.how_listen, {"rate_per_s": RATE}))
-        for peer in [*peers_of(durability), IgnisBrokerHandler(durability)]
+        for peer in [*peers_of(durability), *(IgnisBrokerHandler(durability, pool) for pool in ("thread", "async"))]
         if options.wants(peer.name) and not (isinstance(peer, IgnisBroker) and peer.via == "publisher")
     ]
 

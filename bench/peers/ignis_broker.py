@@ -64,16 +64,20 @@ class IgnisBroker(Peer):
 
 
 class IgnisBrokerHandler(IgnisBroker):
-    """The same for who registers a handler with ``ignis://``, and subscribes to nothing."""
+    """The same for who registers a handler with ``ignis://``, and subscribes to nothing.
 
-    how_listen = "handler, pool=thread, over ignis://"
+    Args:
+        pool: ``thread`` or ``async``.
+    """
 
-    def __init__(self, durability: str = SYNC) -> None:
+    def __init__(self, durability: str = SYNC, pool: str = "thread") -> None:
         super().__init__(durability)
-        self.name = "ignis broker, handler"
+        self.pool = pool
+        self.name = "ignis broker, coroutine" if pool == "async" else "ignis broker, handler"
+        self.how_listen = f"handler, pool={pool}, over ignis://"
 
     def session(self) -> HandlerSession:
-        return HandlerSession(self)
+        return HandlerSession(self, self.pool)
 
 
 class BrokerSession(Session):
@@ -140,6 +144,10 @@ class BrokerSession(Session):
 
 
 class HandlerSession(BrokerSession):
+    def __init__(self, peer: IgnisBroker, pool: str) -> None:
+        super().__init__(peer)
+        self._pool = pool
+
     def listen(self, count: int, handle: Handle, deadline: float) -> int:
         done, finished = 0, threading.Event()
 
@@ -150,7 +158,10 @@ class HandlerSession(BrokerSession):
             if done == count:
                 finished.set()
 
-        self.queue.handler(concurrency=1)(counting)
+        async def awaited(body: bytes) -> None:
+            counting(body)
+
+        self.queue.handler(concurrency=1)(awaited if self._pool == "async" else counting)
         self.app.start()
         finished.wait(max(0.0, deadline - time.monotonic()))
         self.app.stop(_STOP_TIMEOUT_S)
