@@ -1,7 +1,7 @@
 """Instructions that publish, claim, handle and acknowledge cost a message: a gate that a busy machine cannot move.
 
 Beside these, of the broker: what its event loop and its client do for a lone publish, what the loop does for one that a
-subscription waits for, and for a lone acknowledgement.
+subscription waits for, for a lone acknowledgement, and for a message of a handler: loaded, given to its FIRE, deleted.
 
 ``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
 its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones; ``--functions 10`` also says which
@@ -183,19 +183,21 @@ class _BrokerSteps:
     """
 
     def __init__(self, url: str) -> None:
-        from ignis.broker.client import requests
+        from ignis.broker.client import requests, store_requests
         from ignis.broker.protocol.commands import Command
         from ignis.broker.protocol.payloads import pack_send_batch
         from ignis.broker.server.server import Broker
         from ignis.native import PackedBatch, encode_frame, encode_record
+        from ignis.native.wire import pack_pointers
 
         self._loop = asyncio.new_event_loop()
         self._broker = Broker(url, port=0)
         self._loop.run_until_complete(self._broker.start())
         self._socket, self._consumer = self._connected("bench"), self._connected("consumer")
+        self._worker = self._connected("worker")
         settings, batch = {"shards": 1, "durability": "none"}, PackedBatch.pack([encode_record(_BODY)])
         self._frames: dict[str, bytes] = {}
-        for queue in ("counted", "consumed"):
+        for queue in ("counted", "consumed", "handled"):
             made = requests.create_queue(queue, settings)
             self._say(self._socket, encode_frame(made.command, 2, made.payload))
             load = pack_send_batch(queue.encode(), 0, [(0, batch)])
@@ -209,6 +211,16 @@ class _BrokerSteps:
                 for pointer in range(1, 1 + _ALL_CALLS)
             ]
         )
+        fire = encode_frame(Command.FIRE, 6, store_requests.fire("handled", 8, "", None, 1 << 20, 30.0).payload)
+        self._deletes = iter(
+            [
+                encode_frame(Command.DELETE, 7, store_requests.delete("handled", pack_pointers({0: [pointer]})).payload)
+                for pointer in range(1, 1 + _ALL_CALLS)
+            ]
+        )
+        self._fire = fire
+        self._worker.sendall(fire)
+        self._loop.run_until_complete(asyncio.sleep(0.1))  # the first claim is a thread's
         self._thread: threading.Thread | None = None
         self._app: Any = None
 
@@ -266,6 +278,16 @@ class _BrokerSteps:
             self._consumer.send(next(self._acks))
             self._passes(self._consumer)
 
+    def handle(self, calls: int) -> None:
+        """A message of a handler behind ``ignis://``, its DELETE, and the next FIRE."""
+        for _ in range(calls):
+            self._socket.send(self._frames["handled"])
+            self._passes(self._socket, self._worker)
+            self._worker.send(next(self._deletes))
+            self._passes(self._worker)
+            self._worker.send(self._fire)
+            self._pass()
+
     def ask(self, calls: int) -> None:
         """Its client."""
         if self._thread is None:
@@ -285,8 +307,8 @@ class _BrokerSteps:
         self._loop.call_soon_threadsafe(self._loop.stop)
         assert self._thread is not None
         self._thread.join(60.0)
-        self._socket.close()
-        self._consumer.close()
+        for one in (self._socket, self._consumer, self._worker):
+            one.close()
 
 
 def _handle(body: bytes, ctx: object) -> None:
@@ -302,7 +324,7 @@ def _work(directory: str) -> None:
             _turns(library, f"{store} {step.__name__}", step)
         steps.close()
     broker = _BrokerSteps(f"embedded://{directory}/broker")
-    for step in (broker.serve, broker.deliver, broker.ack, broker.ask):
+    for step in (broker.serve, broker.deliver, broker.ack, broker.handle, broker.ask):
         _turns(library, f"broker {step.__name__}", step)
     broker.close()
 

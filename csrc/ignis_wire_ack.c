@@ -1,4 +1,4 @@
-/* An ACK that came alone. */
+/* An ACK or a DELETE that came alone. */
 #include "ignis_wire_ack.h"
 
 #include <stdbool.h>
@@ -56,13 +56,14 @@ int ign_wire_ack_open(ign_wire_ack *ack, const uint8_t *src, size_t len, size_t 
 {
     ign_frame frame;
     size_t used;
-    if (ign_frame_decode(src, len, max_frame_bytes, &frame, &used) != IGN_OK || used != len || frame.command != IGN_WIRE_ACK ||
-        frame.payload_len < 4)
+    if (ign_frame_decode(src, len, max_frame_bytes, &frame, &used) != IGN_OK || used != len || frame.payload_len < 4 ||
+        (frame.command != IGN_WIRE_ACK && frame.command != IGN_WIRE_DELETE))
         return IGN_EMPTY;
     size_t head = ign_get32(frame.payload);
     if (head > frame.payload_len - 4 || !read_name(ack, frame.payload + 4, head))
         return IGN_EMPTY;
     ack->request_id = frame.request_id;
+    ack->command = frame.command;
     ack->pointers = frame.payload + 4 + head;
     if (ign_wire_pointers_open(ack->pointers, frame.payload_len - 4 - head, &ack->runs) != IGN_OK || ack->runs == 0 ||
         ack->runs > IGN_WIRE_LONE_MOST_RUNS || !ascend(ack) || ack->count > IGN_WIRE_LONE_MOST_POINTERS)

@@ -1,7 +1,7 @@
 /* A request to acknowledge that came alone: the ordinary case of a consumer that finishes one message at a time. It is taken apart
  * where it was received, and nothing is kept of it. Layouts are those of docs/protocol.md.
  *
- *   ACK         u32 head_bytes, head: an array of the queue's name alone; pointers
+ *   ACK, DELETE u32 head_bytes, head: an array of the queue's name alone; pointers
  *   RESULT      u32 head_bytes, head: a whole number
  *
  * IGN_EMPTY says that something is not as simple as that. Nothing has happened then, and the functions of ignis_wire.h say what it is.
@@ -18,6 +18,7 @@
 
 #define IGN_WIRE_RESULT 5
 #define IGN_WIRE_ACK 25
+#define IGN_WIRE_DELETE 67
 #define IGN_WIRE_LONE_MOST_RUNS 64u       /* of one request; more are left to others */
 #define IGN_WIRE_LONE_MOST_POINTERS 4096u /* likewise */
 #define IGN_WIRE_RESULT_FRAME_BYTES (IGN_FRAME_HEADER_BYTES + 9u) /* the longest with a whole number below 2^32 */
@@ -29,6 +30,7 @@ typedef struct ign_wire_ack {
     uint32_t runs;           /* of them; ascending, and none has anything in common with another */
     uint32_t count;          /* of what they name */
     int64_t request_id;
+    int16_t command;         /* IGN_WIRE_ACK, IGN_WIRE_DELETE */
 } ign_wire_ack;
 
 /* IGN_OK: `len` bytes at src are one such frame and nothing else; `ack` points into them. IGN_EMPTY. */

@@ -67,6 +67,24 @@ static void one_message(void)
     CHECK(run.shard == 3 && run.first == 7 && run.count == 1);
 }
 
+static void a_delete(void)
+{
+    uint8_t bytes[256];
+    ign_wire_ack ack;
+    size_t len = PUT(bytes, "\x91\xa5queue", &one, 1);
+    CHECK_EQ(opened(&ack, bytes, len), IGN_OK);
+    CHECK_EQ(ack.command, IGN_WIRE_ACK);
+    ign_frame_put_header(bytes, IGN_WIRE_DELETE, 43, len - IGN_FRAME_HEADER_BYTES);
+    CHECK_EQ(opened(&ack, bytes, len), IGN_OK);
+    CHECK_EQ(ack.command, IGN_WIRE_DELETE);
+    CHECK_EQ(ack.request_id, 43);
+    CHECK_EQ(ack.count, 1);
+    for (int16_t other = 0; other < 128; other++) {
+        ign_frame_put_header(bytes, other, 44, len - IGN_FRAME_HEADER_BYTES);
+        CHECK_EQ(opened(&ack, bytes, len), other == IGN_WIRE_ACK || other == IGN_WIRE_DELETE ? IGN_OK : IGN_EMPTY);
+    }
+}
+
 static void names(void)
 {
     uint8_t bytes[256];
@@ -168,6 +186,7 @@ static void the_answer(void)
 
 MAIN("wire_ack", {
     RUN(one_message);
+    RUN(a_delete);
     RUN(names);
     RUN(pointers);
     RUN(what_is_not_one_alone);

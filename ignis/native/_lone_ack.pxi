@@ -1,9 +1,10 @@
-# A part of lone.pyx: an acknowledgement that came alone.
+# A part of lone.pyx: an acknowledgement that came alone, of what was delivered (ACK) or what the client has claimed (DELETE).
 
 cdef extern from "ignis_wire_ack.h" nogil:
     enum:
         IGN_WIRE_LONE_MOST_RUNS
         IGN_WIRE_RESULT_FRAME_BYTES
+        IGN_WIRE_DELETE
 
     ctypedef struct ign_wire_ack:
         const uint8_t *name
@@ -12,6 +13,7 @@ cdef extern from "ignis_wire_ack.h" nogil:
         uint32_t runs
         uint32_t count
         int64_t request_id
+        int16_t command
 
     int ign_wire_ack_open(ign_wire_ack *ack, const uint8_t *src, size_t len, size_t max_frame_bytes)
     size_t ign_wire_put_result(uint8_t *dst, int64_t request_id, uint32_t number)
@@ -20,7 +22,7 @@ cdef extern from "ignis_wire_ack.h" nogil:
 @cython.final
 @cython.no_gc
 cdef class LoneAck:
-    """The ACK of some messages that a connection has received and nothing else with it.
+    """The ACK, or DELETE, of some messages that a connection has received and nothing else with it.
 
     First `look`; then `retire`, before anybody is given the area to read into; then `acknowledge`. Where one of the first two says
     None, nothing has happened and the bytes are as they were, for `FrameReader.received`.
@@ -52,6 +54,11 @@ cdef class LoneAck:
     @property
     def request_id(self) -> int:
         return self._ack.request_id
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it is a DELETE."""
+        return self._ack.command == IGN_WIRE_DELETE
 
     @property
     def runs(self) -> list:

@@ -171,14 +171,26 @@ class Dispatcher:
         if consumer.once:
             self._number += 1
             self._pulls[consumer] = None
-            self._untried[consumer] = self._number
             if consumer.due:
                 self._due[consumer] = None
             else:
                 self._waiting += 1
+                if self._is_empty():
+                    consumer.tried = True
+                    return
+            self._untried[consumer] = self._number
         else:
             self._subscriptions.append(consumer)
         self.poke()
+
+    def _is_empty(self) -> bool:
+        """Whether a claim that is begun now would leave nothing, as the last one did."""
+        if self._firing or self._by_thread:
+            return False
+        try:
+            return self._magazines.quick and self._count() == self._empty_at
+        except IgnisError:  # the claim says so
+            return False
 
     def remove(self, consumer: Subscription) -> None:
         """Gives the consumer nothing more. Idempotent."""

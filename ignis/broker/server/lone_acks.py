@@ -1,4 +1,8 @@
-"""Acknowledgements that came alone: retired where they were read, and answered from there. Runs on the event loop."""
+"""Acknowledgements that came alone: retired where they were read, and answered from there. Runs on the event loop.
+
+An ACK is of what was delivered, and nobody holds that any more from when it is carried out. A DELETE is of what the client has
+claimed, or was delivered: it is held until that is gone for good, as by every other way a DELETE goes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ __all__ = ["LoneAcks"]
 
 
 class LoneAcks:
-    """Carries out what one session acknowledges by itself. `ConsumerCommands` carries out every other ACK."""
+    """Carries out what one session acknowledges by itself. `ConsumerCommands` carries out every other ACK, `RequestQueue` every
+    other DELETE."""
 
     def __init__(self, session: Caller) -> None:
         self._session = session
@@ -21,8 +26,8 @@ class LoneAcks:
         self._lone = session.context.lone_ack
 
     def take_received(self, size: int) -> bool:
-        """Retires, on the spot, what the connection has just received, if that is one ACK of messages that it holds and nothing
-        else. False when nothing was done: it goes the way of all requests, which also says what is wrong with it."""
+        """Retires, on the spot, what the connection has just received, if that is one ACK or DELETE of messages that it holds and
+        nothing else. False when nothing was done: it goes the way of all requests, which also says what is wrong with it."""
         session, lone = self._session, self._lone
         magazine = lone.look(session.arriving, size)
         if magazine is None or not session.held.holds(magazine, runs := lone.runs):
@@ -31,7 +36,7 @@ class LoneAcks:
         assert application is not None
         try:
             if type(session.principal) is not Anyone:
-                check_queue(session.principal, self._state, "ACK", magazine)
+                check_queue(session.principal, self._state, "DELETE" if lone.deletes else "ACK", magazine)
             deleted = application.store.magazines.try_delete_lone(magazine, lone)
         except Exception as exc:
             session.await_answer()
@@ -40,7 +45,8 @@ class LoneAcks:
         if deleted is False:
             return False
         application.turns.at_once += 1
-        session.claims.take(magazine, runs)
+        if deleted is True or not lone.deletes:
+            session.claims.take(magazine, runs)
         if deleted is True:
             session.acknowledge(lone)
             application.has_room(magazine)
@@ -49,25 +55,26 @@ class LoneAcks:
         return True
 
     def _flush(self, lone: LoneAck, unflushed: PendingSync, magazine: str, runs: list[PointerRange]) -> None:
-        """They are retired, and for good with the next flush. Until then nobody holds them; when it fails the connection does
-        again."""
-        session, application, request_id, answer = (
-            self._session,
-            self._session.application,
-            lone.request_id,
-            lone.answer(),
-        )
+        """They are retired, and for good with the next flush. Of an ACK nobody holds them until then, and when it fails the
+        connection does again."""
+        session, application = self._session, self._session.application
+        request_id, answer, deletes = lone.request_id, lone.answer(), lone.deletes
         assert application is not None
         session.await_answer()
 
         def flushed(error: BaseException | None) -> None:
             if error is None:
+                if deletes:
+                    session.claims.take(magazine, runs)
                 if not session.closed:
                     session.write_now(answer, 1)
                 application.has_room(magazine)
                 return
-            session.claims.hold(magazine, runs)
+            if not deletes:
+                session.claims.hold(magazine, runs)
             if not session.closed:
                 session.refuse(request_id, error)
 
-        application.turns.deleted(unflushed, flushed, may_wait=not session.held.count_of(magazine))
+        # Behind handlers a thread of their own waits for it.
+        may_wait = deletes or not session.held.count_of(magazine)
+        application.turns.deleted(unflushed, flushed, may_wait=may_wait)
