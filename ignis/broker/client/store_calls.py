@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from ignis.errors import (
     FrameTooLargeError,
     StoreTimeoutError,
     StoreUnreachableError,
+    TooManyRequestsError,
     WaitTimeoutError,
 )
 from ignis.native import FRAME_HEADER_BYTES
@@ -34,8 +36,16 @@ __all__ = ["StoreCalls"]
 T = TypeVar("T")
 
 _PAUSE_S = 0.25
+_SHORT_PAUSE_S = 0.002
+_PENDING = ("client.max_pending", "broker.max_pending")
+_WAITING_SHARE = 0.75
+"""Of the requests that a connection may have open: so many may be held back by the broker. The rest is for all others."""
 _FRAME_ROOM_BYTES = 4_096
 """Of a frame for what is not records: its header, the magazine, where each batch goes."""
+
+
+def _most_waiting(connection: SyncConnection) -> int:
+    return max(1, int(connection.machine.max_pending * _WAITING_SHARE))
 
 
 class StoreCalls:
@@ -88,31 +98,57 @@ class StoreCalls:
             self.gate.leave()
 
     def ask(self, request: ClientRequest[T]) -> T:
-        """Asks once. Raises what the broker answers, and what `SyncClient.ask` raises."""
+        """Asks once. Raises what the broker answers, and what `SyncClient.ask` raises.
+
+        Where a thousand threads ask at once, those wait for whom the connection has no room. Such a request was not carried out.
+        """
         if self.client.forked:
             self.client.check()
         self.gate.enter()
         try:
-            return self.client.ask(request)
+            try:
+                return self.client.ask(request)
+            except TooManyRequestsError as exc:
+                if exc.setting not in _PENDING:
+                    raise
+            return self._ask_again(request)
         finally:
             self.gate.leave()
 
+    def _ask_again(self, request: ClientRequest[T]) -> T:
+        deadline, pause_s = time.monotonic() + self.client.settings.timeout_s, _SHORT_PAUSE_S
+        while True:
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _PAUSE_S)
+            try:
+                return self.client.ask(request)
+            except TooManyRequestsError as exc:
+                if exc.setting not in _PENDING or self._closing or time.monotonic() > deadline:
+                    raise
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether there is room on the connection for one more request that is held back, as far as can be told."""
+        connection = self.client.connection
+        return connection is None or len(self._waits) < _most_waiting(connection)
+
     def wait(self, request: ClientRequest[int], seen: int) -> int:
-        """`held_back`, which returns ``seen`` early when the connection is lost."""
+        """`held_back`, which returns ``seen`` early when the connection is lost, or too many wait already."""
         try:
-            return self.held_back(request)
-        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
+            return self.held_back(request) if request.extra_s else self.ask(request)
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, TooManyRequestsError):
             self.pause(request.extra_s)
             return seen
 
     def pause(self, most_s: float = _PAUSE_S) -> None:
-        """The connection was lost: there is a moment before the next try. Raises ClosedError."""
+        """The connection was lost, or too many wait: there is a moment before the next try. Raises ClosedError."""
         if self._closing:
             raise ClosedError("store is closed") from None
         time.sleep(min(_PAUSE_S, max(0.0, most_s)))
 
     def held_back(self, request: ClientRequest[T], sent: Callable[[SyncConnection, float], None] | None = None) -> T:
-        """Asks what the broker holds back for long; `close` ends it. Raises as `SyncClient.ask`, which it never repeats.
+        """Asks what the broker holds back for long; `close` ends it. Raises as `SyncClient.ask`, which it never repeats, and
+        TooManyRequestsError when so many wait already that others would find no room on the connection.
 
         Args:
             sent: called behind the sending, with the connection, and until when more may be sent on it.
@@ -121,17 +157,21 @@ class StoreCalls:
             slot = Slot()
             connection = client.connect()
             deadline = time.monotonic() + client.settings.timeout_s + request.extra_s
-            request_id = connection.begin(request.command, request.payload, slot, deadline)
+            most = _most_waiting(connection)
             with self._waits_lock:
+                if len(self._waits) >= most:
+                    raise TooManyRequestsError(len(self._waits) + 1, most, "client.max_pending")
                 self._waits[slot] = connection
+            request_id = -1
             try:
+                request_id = connection.begin(request.command, request.payload, slot, deadline)
                 if sent is not None:
                     sent(connection, deadline)
                 answer = connection.next_answer(slot, deadline - time.monotonic())
             finally:
                 with self._waits_lock:
                     del self._waits[slot]
-                if not slot.over or slot.answers:
+                if request_id >= 0 and (not slot.over or slot.answers):
                     connection.cancel(request_id, slot, request.undo)
             if answer is None:
                 name = Command(request.command).name

@@ -15,7 +15,13 @@ from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.protocol.payloads import unpack_send_ack
-from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError, StoreUnreachableError
+from ignis.errors import (
+    ConnectionLostError,
+    DrainingError,
+    StoreTimeoutError,
+    StoreUnreachableError,
+    TooManyRequestsError,
+)
 from ignis.native import PackedBatch
 from ignis.native.store import Recall
 from ignis.native.wire import Outgoing, pointer_in_ack
@@ -179,6 +185,9 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         timeout_s = min(timeout_s, _MOST_WAIT_S)
         if timeout_s < _LEAST_WAIT_S or not calls.tracking.in_step:
             return None
+        if not calls.may_wait:
+            calls.pause(timeout_s)
+            return seen, None
         request = store_requests.fire(magazine, limit, owner, None, max_bytes, timeout_s)
 
         def sent(connection: SyncConnection, deadline: float) -> None:
@@ -191,8 +200,8 @@ class BrokerMagazines(BrokerLater, MagazineStore):
             with calls.tracking.claiming(magazine) as found:
                 result = calls.held_back(request, sent)
                 found.extend(result.claims)
-        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError):
-            calls.pause()
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError, TooManyRequestsError):
+            calls.pause(timeout_s)
             return seen, None
         return seen, result if result.claims or result.expired or result.holes else None
 
@@ -333,7 +342,10 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         return self._calls.wait(store_requests.wait(magazine, seen, min(timeout_s, _MOST_WAIT_S)), seen)
 
     def wake(self, magazine: str) -> None:
-        self._calls.ask(store_requests.wake(magazine))
+        """Nothing to do without a connection: then nobody waits at the broker. A stop must not wait for one, for each queue."""
+        connection = self._calls.client.connection
+        if connection is not None and connection.alive:
+            self._calls.ask(store_requests.wake(magazine))
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         if only_empty:
