@@ -254,6 +254,20 @@ cdef class FrameReader:
             raise self.lost
         return out
 
+    def arrived(self, Py_ssize_t size) -> bytes:
+        """The ``size`` bytes that were written into the buffer, of which `received` is not told now: feed them later. Raises
+        ValueError, NativeError as `received`."""
+        cdef _Carry carry = self._carry
+        cdef Py_ssize_t room = self._area._size if carry is None else carry.room - carry.filled
+        self._area._check()
+        if size < 0 or size > room:
+            raise ValueError(f"{size} bytes were received into {room}")
+        if size and self._lent != (self._area._lent if carry is None else 0):
+            raise _errors.NativeError("read area: the bytes that were received are no longer there")
+        if carry is None:
+            return PyBytes_FromStringAndSize(<const char *>self._area._data, size)
+        return PyBytes_FromStringAndSize(<const char *>carry.data + carry.filled, size)
+
     def feed(self, data) -> list:
         """`received` for bytes that lie elsewhere: tests, and transports without buffers of their own."""
         cdef list out = []

@@ -43,12 +43,19 @@ class FakeSession:
         self.log = log
         self.unread = False
         self.refused: list[int] = []
+        self.turns: RequestTurns | None = None
 
     def carry_out(self, request: Request) -> None:
         if request.payload == b"bad":
             raise RuntimeError("bad")
         time.sleep(SLOW_S)
         self.log.append((self.shares_with, request.request_id))
+
+    def read_deferred(self, data: bytes) -> None:
+        """Each byte is a request."""
+        assert self.turns is not None
+        requests = [Request(Command.QUEUE_INFO, number, b"1234") for number in data]
+        self.turns.take(self, requests, 0, time.perf_counter())
 
     def refuse(self, request_id: int, exc: BaseException) -> None:
         self.refused.append(request_id)
@@ -73,11 +80,20 @@ class Fixture:
         self.log: list[tuple[str, int]] = []
 
     def session(self, user: str) -> FakeSession:
-        return FakeSession(user, self.log)
+        made = FakeSession(user, self.log)
+        made.turns = self.turns
+        return made
 
-    def take(self, session: FakeSession, count: int, first: int = 0, payload: Any = b"1234") -> None:
+    def take(
+        self,
+        session: FakeSession,
+        count: int,
+        first: int = 0,
+        payload: Any = b"1234",
+        then: Callable[[], None] | None = None,
+    ) -> None:
         requests = [Request(Command.QUEUE_INFO, number, payload) for number in range(first, first + count)]
-        self.turns.take(session, requests, 0, time.perf_counter())
+        self.turns.take(session, requests, 0, time.perf_counter(), then)
 
     def run(self) -> None:
         """Passes until nobody is in the line."""
@@ -98,14 +114,14 @@ def test_a_few_requests_are_carried_out_at_once(fixture: Fixture) -> None:
     for _ in range(50):
         fixture.take(fixture.session("a"), 8)
     assert len(fixture.log) == 400
-    assert not fixture.loop.soon
+    fixture.loop.run_pass()
     assert fixture.turns.passes == 0
 
 
 def test_many_are_carried_out_in_order_and_the_connection_is_not_read_meanwhile(fixture: Fixture) -> None:
     one = fixture.session("a")
     fixture.take(one, 200)
-    assert 16 <= len(fixture.log) < 200
+    assert 8 <= len(fixture.log) < 200
     assert one.unread
     assert fixture.receiving.backlog_bytes == 4 * (200 - len(fixture.log))
     assert fixture.area.read_bytes == 16_384
@@ -159,12 +175,61 @@ def test_one_that_leaves_is_forgotten(fixture: Fixture) -> None:
     assert fixture.log[-1] == ("b", 19)
 
 
-def test_one_that_ends_behind_its_requests_has_them_carried_out(fixture: Fixture) -> None:
-    one = fixture.session("a")
-    fixture.take(one, 200)
-    fixture.turns.carry_out_all(one, [Request(Command.QUEUE_INFO, 200, b"1234")])
-    assert fixture.log == [("a", number) for number in range(201)]
+@pytest.mark.parametrize("count", [0, 3, 200])
+def test_one_that_ends_behind_its_requests_has_them_carried_out_in_turn(fixture: Fixture, count: int) -> None:
+    one, ended = fixture.session("a"), []
+    fixture.take(one, count, then=lambda: ended.append(len(fixture.log)))
+    if count > 100:
+        assert not ended, "others are served in between"
     fixture.run()
+    assert fixture.log == [("a", number) for number in range(count)]
+    assert ended == [count]
+    assert one.unread == (count > 100), "it is not read again"
+
+
+def test_one_that_ends_while_it_is_in_the_line(fixture: Fixture) -> None:
+    one, ended = fixture.session("a"), []
+    fixture.take(one, 100)
+    fixture.take(one, 3, first=100, then=lambda: ended.append(len(fixture.log)))
+    fixture.run()
+    assert ended == [103]
+
+
+def test_what_is_read_in_a_pass_that_took_long_is_put_by(fixture: Fixture) -> None:
+    """A few requests of many connections are many."""
+    many = [fixture.session("many") for _ in range(40)]
+    looked_at = 0
+    for one in many:
+        if fixture.turns.defers(one):
+            fixture.turns.defer(one, bytes(range(3)))
+        else:
+            fixture.take(one, 3)
+            looked_at += 1
+    assert 5 <= looked_at < 30
+    assert fixture.receiving.backlog_bytes == 3 * (40 - looked_at)
+    last = many[-1]
+    assert fixture.turns.waits(last) and last.unread
+    fixture.turns.defer(last, bytes([3]))  # what a layer below had read already
+    good = fixture.session("good")
+    fixture.loop.run_pass()
+    assert not fixture.turns.defers(good)
+    fixture.take(good, 2)
+    began = len(fixture.log)
+    fixture.loop.run_pass()
+    assert ("good", 0) in fixture.log[began:], "the users take turns"
+    fixture.run()
+    assert len(fixture.log) == 40 * 3 + 1 + 2
+    assert fixture.log.count(("many", 3)) == 1
+    assert not any(one.unread for one in many)
+
+
+def test_what_was_put_by_of_one_that_left_is_forgotten(fixture: Fixture) -> None:
+    one = fixture.session("a")
+    fixture.turns.defer(one, b"abc")
+    assert fixture.receiving.backlog_bytes == 3
+    fixture.turns.left(one)
+    fixture.run()
+    assert fixture.log == []
 
 
 def test_bytes_that_no_message_comes_of_wait_for_their_turn(fixture: Fixture) -> None:
@@ -219,7 +284,9 @@ def test_memory_of_what_is_carried_out_is_never_promised_to_others(
         fixture.receiving._narrow = True
     fixture.take(one, 100)
     assert one.unread
-    fixture.turns.carry_out_all(one, [])
+    while fixture.turns.waiting:
+        fixture.loop.run_pass()
+        fixture.receiving._narrow = True
     assert fixture.receiving.backlog_bytes == 4 * 300
     assert sizes and min(sizes) >= 4 * 200
 

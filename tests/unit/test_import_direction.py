@@ -98,7 +98,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.broker.server": (
         (
             "admission bind claimants cluster descriptors farewell flush_plan heap load_notifier loop_descriptor queue_facts "
-            "receive_limits state thread_pool"
+            "receive_limits state thread_pool waiting_limit"
         ),
         "listener request_turns send_limits threads",
         "long_work",

@@ -31,13 +31,15 @@ from ignis.native import FRAME_HEADER_BYTES
 from ignis.storage import transactions
 from ignis.storage.in_flight import Gate
 
-__all__ = ["StoreCalls"]
+__all__ = ["LOOK_S", "StoreCalls"]
 
 T = TypeVar("T")
 
 _PAUSE_S = 0.25
 _SHORT_PAUSE_S = 0.002
 _PENDING = ("client.max_pending", "broker.max_pending")
+LOOK_S = 1.0
+"""So often a queue is looked at for which nobody can wait."""
 _WAITING_SHARE = 0.75
 """Of the requests that a connection may have open: so many may be held back by the broker. The rest is for all others."""
 _FRAME_ROOM_BYTES = 4_096
@@ -136,15 +138,18 @@ class StoreCalls:
         """`held_back`, which returns ``seen`` early when the connection is lost, or too many wait already."""
         try:
             return self.held_back(request) if request.extra_s else self.ask(request)
-        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, TooManyRequestsError):
+        except TooManyRequestsError:
+            self.pause(request.extra_s, wanted_s=LOOK_S)
+            return seen
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
             self.pause(request.extra_s)
             return seen
 
-    def pause(self, most_s: float = _PAUSE_S) -> None:
+    def pause(self, most_s: float = _PAUSE_S, *, wanted_s: float = _PAUSE_S) -> None:
         """The connection was lost, or too many wait: there is a moment before the next try. Raises ClosedError."""
         if self._closing:
             raise ClosedError("store is closed") from None
-        time.sleep(min(_PAUSE_S, max(0.0, most_s)))
+        time.sleep(min(wanted_s, max(0.0, most_s)))
 
     def held_back(self, request: ClientRequest[T], sent: Callable[[SyncConnection, float], None] | None = None) -> T:
         """Asks what the broker holds back for long; `close` ends it. Raises as `SyncClient.ask`, which it never repeats, and

@@ -10,7 +10,7 @@ from ignis.broker.client.client_request import encoded_name, ttl_ms_of
 from ignis.broker.client.pending_loads import begin
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces, row_pieces
-from ignis.broker.client.store_calls import StoreCalls
+from ignis.broker.client.store_calls import LOOK_S, StoreCalls
 from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.client.sync_connection import SyncConnection
@@ -186,7 +186,7 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         if timeout_s < _LEAST_WAIT_S or not calls.tracking.in_step:
             return None
         if not calls.may_wait:
-            calls.pause(timeout_s)
+            calls.pause(timeout_s, wanted_s=LOOK_S)
             return seen, None
         request = store_requests.fire(magazine, limit, owner, None, max_bytes, timeout_s)
 
@@ -200,8 +200,11 @@ class BrokerMagazines(BrokerLater, MagazineStore):
             with calls.tracking.claiming(magazine) as found:
                 result = calls.held_back(request, sent)
                 found.extend(result.claims)
-        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError, TooManyRequestsError):
-            calls.pause(timeout_s)
+        except TooManyRequestsError:
+            calls.pause(timeout_s, wanted_s=LOOK_S)
+            return seen, None
+        except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError):
+            calls.pause()
             return seen, None
         return seen, result if result.claims or result.expired or result.holes else None
 

@@ -98,6 +98,10 @@ class BrokerMachine:
         """
         return self._screen(self._sort(self.arriving.received(size)))
 
+    def arrived(self, size: int) -> bytes:
+        """What has just been read, and `received` was not told of: it may be fed later."""
+        return self.arriving.arrived(size)
+
     def feed(self, data: bytes) -> tuple[list[Request], bytes]:
         """`received`, for bytes that lie elsewhere."""
         return self._screen(self._sort(self.arriving.feed(data)))

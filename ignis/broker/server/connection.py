@@ -9,7 +9,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
@@ -143,17 +144,27 @@ class Connection(asyncio.BufferedProtocol):
             if self.out:
                 self._look_at_outbound()
             return
+        if self._turns.defers(self):
+            self._turns.defer(self, self._machine.arrived(nbytes))
+            return
+        self._read(nbytes, lambda: self._machine.received(nbytes))
+
+    def read_deferred(self, data: bytes) -> None:
+        """See `TakesTurns`."""
+        if not (self._closing or self.closed):
+            self._read(len(data), lambda: self._machine.feed(data))
+
+    def _read(self, nbytes: int, take_apart: Callable[[], tuple[list[Request], bytes]]) -> None:
         began_s = time.perf_counter()
         try:
-            requests, at_once = self._machine.received(nbytes)
+            requests, at_once = take_apart()
         except IgnisError as exc:
             self._broken(exc)
             return
         if at_once:
             self.write(at_once)
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
-            self._turns.carry_out_all(self, requests)
-            self._broken(lost)
+            self._turns.take(self, requests, len(at_once), began_s, partial(self._broken, lost))
             return
         self._turns.take(self, requests, len(at_once), began_s)
         if nbytes >= _LARGE_BYTES and (wasted := self._wasted_bytes(nbytes, requests)) and not self.closed:

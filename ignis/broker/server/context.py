@@ -16,6 +16,7 @@ from ignis.broker.server.request_turns import RequestTurns
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
+from ignis.broker.server.waiting_limit import WaitingLimit
 from ignis.config import BrokerSettings
 from ignis.log_limit import LimitedLog
 from ignis.native.lone import LoneAck, LoneRequest, LoopSpin
@@ -54,6 +55,7 @@ class BrokerContext:
     receiving: ReceiveLimits
     turns: RequestTurns
     unread: SendLimits
+    waiting: WaitingLimit
 
 
 @dataclass(frozen=True)

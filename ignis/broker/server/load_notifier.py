@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from ignis.errors import ClosedError, IgnisError, TooManyRequestsError
 from ignis.log_format import event_text
@@ -34,6 +35,7 @@ _LINGER_S = 1.0
 """So long a thread stays that nobody needs: who waits for one message after the other wants it again at once."""
 _ASK_S = 0.001
 """How long a store that has to ask somebody else waits in a round for one magazine."""
+_TOLD_IN_A_PASS = 256
 _WARN_S = 10.0
 _MOST_WATCHES = 4_096
 """Magazines that are watched for one application."""
@@ -71,6 +73,8 @@ class Watch:
         self._loop = watches.loop
         self._waiters: set[_Waiter] = set()
         self._sequence: int | None = None
+        self._telling = False
+        """Some of those who wait are told in the next pass."""
         self._own_s = float("-inf")
         """When something was loaded through this broker the last time. Read by the thread."""
         self._seen = -1
@@ -134,9 +138,21 @@ class Watch:
             waiter.call(sequence)
 
     def _tell(self, sequence: int) -> None:
+        """Answers who waits, so many in a pass of the event loop: there may be many thousands."""
         self._sequence = sequence
-        for waiter in [one for one in self._waiters if one.seen != sequence]:
+        if self._telling:
+            return
+        told = list(islice((one for one in self._waiters if one.seen != sequence), _TOLD_IN_A_PASS))
+        for waiter in told:
             self._answer(waiter, sequence)
+        if len(told) == _TOLD_IN_A_PASS:
+            self._telling = True
+            self._loop.call_soon(self._tell_more)
+
+    def _tell_more(self) -> None:
+        self._telling = False
+        if self._sequence is not None:
+            self._tell(self._sequence)
 
     def _moved(self, sequence: int) -> None:
         """A thread has seen this number."""

@@ -46,6 +46,7 @@ from ignis.broker.server.session import Session
 from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
 from ignis.broker.server.ticker import Ticker
+from ignis.broker.server.waiting_limit import WaitingLimit
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ClosedError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.log_format import event_text
@@ -193,6 +194,7 @@ class Broker:
             receiving=receiving,
             turns=RequestTurns(self.loop, receiving),
             unread=SendLimits(settings, self.loop, self.state, self.sessions),
+            waiting=WaitingLimit(settings.max_waiting_per_user),
         )
 
     def _opened(self, scope: Scope) -> Application:

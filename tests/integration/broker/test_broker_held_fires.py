@@ -13,10 +13,12 @@ import pytest
 
 from ignis import Ignis
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.server import load_notifier
 from ignis.broker.server.dispatcher import Dispatcher
 from ignis.broker.server.load_notifier import Watch
 from ignis.broker.server.request_queue import RequestQueue
+from ignis.config import BrokerSettings
 from ignis.errors import ClosedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import PackedBatch, encode_record
@@ -24,7 +26,7 @@ from ignis.native.store import Recall
 from ignis.storage import open_store
 from ignis.storage.base import FireResult, Transfer
 from tests.support import eventually
-from tests.support.broker import RunningBroker
+from tests.support.broker import RunningBroker, Wire
 
 pytestmark = pytest.mark.integration
 
@@ -343,3 +345,66 @@ def test_what_comes_back_or_from_elsewhere_reaches_who_waits(
     else:
         magazines.load_once("q", [(0, PackedBatch.pack([record]))], None, 60)
     assert waiting.bodies == [b"first"]
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_more_handlers_that_wait_than_a_connection_has_requests(broker: RunningBroker, kind: str) -> None:
+    """Neither is anything else refused meanwhile, nor is a queue forgotten."""
+    handled: list[bytes] = []
+
+    async def awaited(body: bytes) -> None:
+        handled.append(body)
+
+    with Ignis(f"{broker.url}?max_pending=20") as app:
+        queues = [app.queue(f"q{number}", bytes, shards=1, durability="none") for number in range(30)]
+        for queue in queues:
+            queue.handler(awaited if kind == "async" else handled.append)
+        app.start()
+        for turn in range(2):
+            for number, queue in enumerate(queues):
+                queue.publish(b"%d %d" % (turn, number))
+            eventually(lambda turn=turn: len(handled) == 30 * (turn + 1))
+        assert sum(one["consumer"]["fetch_errors"] for one in app.stats()["queues"]) == 0
+    assert len(set(handled)) == 60
+
+
+def test_a_user_has_so_many_requests_that_wait(tmp_path: Path) -> None:
+    with RunningBroker(f"embedded://{tmp_path / 'store'}", settings=BrokerSettings(max_waiting_per_user=3)) as broker:
+        waiting = broker.broker.context.waiting
+        with Ignis(broker.url) as app, Wire(broker.port) as wire:
+            app.queue("q", bytes, shards=2, durability="none").open()
+            wire.greet()
+            fire = pack(("q", 1, "", None, 1 << 20, int(LONG_S * 1_000)))
+            wire.send(Command.FIRE, 10, fire)
+            wire.send(Command.CONSUME, 11, pack(("q", 1, int(LONG_S * 1_000))))
+            wire.send(Command.WAIT, 12, pack(("q", 0, int(LONG_S * 1_000))))
+            user = broker.on_loop(lambda: [one.shares_with for one in broker.broker.sessions][-1])
+            eventually(lambda: broker.on_loop(lambda: waiting.count(user)) == 3)
+            for number, (command, payload) in enumerate(
+                ((Command.FIRE, fire), (Command.WAIT, pack(("q", 0, 10_000)))), 20
+            ):
+                wire.send(command, number, payload)
+                failure = wire.failure()
+                assert (failure.code, "broker.max_waiting_per_user" in failure.message) == ("too_many_requests", True)
+            wire.send(Command.WAKE, 30, pack(("q",)))  # ends them all
+            assert sorted(wire.receive()[1] for _ in range(3)) == [10, 12, 30]
+            publish(app, b"first")
+            assert wire.receive()[1] == 11
+            eventually(lambda: broker.on_loop(lambda: waiting.count(user)) == 0)
+            wire.send(Command.FIRE, 40, fire)
+            eventually(lambda: broker.on_loop(lambda: waiting.count(user)) == 1)
+        eventually(lambda: broker.on_loop(lambda: waiting.count(user)) == 0)
+
+
+def test_many_that_wait_are_told_in_turn(broker: RunningBroker, new_app: MakeApp) -> None:
+    app = new_app()
+    with Wire(broker.port) as wire:
+        wire.greet()
+        for number in range(700):
+            wire.send(Command.WAIT, 10 + number, pack(("q", 0, int(LONG_S * 1_000))))
+        pump = broker.broker.applications[0].watches
+        eventually(lambda: len(broker.on_loop(lambda: pump.watch("q", "somebody"))._waiters) == 700)
+        publish(app, b"first")
+        told = [wire.receive() for _ in range(700)]
+        assert sorted(number for _, number, _ in told) == list(range(10, 710))
+        assert {payload for _, _, payload in told} == {pack(1)}

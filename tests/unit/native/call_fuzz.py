@@ -127,6 +127,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "FrameDecoder.feed": ("stream",),
     "FrameReader.feed": ("stream",),
     "FrameReader.received": ("int",),
+    "FrameReader.arrived": ("int",),
     "ClaimsFrame.add": ("claims",),
     "ClaimsFrame.add_batch": ("int", "int", "batch"),
     "ClaimsFrame.frame": ("int", "int", "bytes"),

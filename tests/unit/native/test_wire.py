@@ -228,6 +228,41 @@ def test_a_frame_larger_than_the_read_area() -> None:
     assert reader.buffered_bytes == 50
 
 
+@given(st.integers(0, 1 << 32))
+def test_what_is_put_by_and_fed_later_gives_the_same(seed: int) -> None:
+    """Another connection reads into the area meanwhile."""
+    rng = random.Random(seed)
+    stream = frames_of(rng, rng.randrange(1, 12)) + encode_frame(7, 99, bytes(9_000)) + encode_frame(8, 98, b"end")
+    whole = flattened(FrameReader(AREA, 1 << 16, sends=True).feed(stream))
+    reader, other, parts, at = FrameReader(AREA, 1 << 16, sends=True), FrameReader(AREA, 1 << 16), [], 0
+    while at < len(stream):
+        with reader.get_buffer() as buffer:
+            size = min(rng.choice([1, 13, 14, 100, 5_000]), len(buffer), len(stream) - at)
+            buffer[:size] = stream[at : at + size]
+        if rng.random() < 0.5:
+            put_by = reader.arrived(size)
+            assert put_by == stream[at : at + size]
+            other.feed(encode_frame(9, 1, b"x" * 200))
+            parts += reader.feed(put_by)
+        else:
+            parts += reader.received(size)
+        at += size
+    assert flattened(parts) == whole
+
+
+def test_only_what_has_arrived_is_put_by() -> None:
+    area = ReadArea(4_096)
+    one, other = FrameReader(area, 1 << 16), FrameReader(area, 1 << 16)
+    one.get_buffer().release()
+    for size in (-1, 4_097):
+        with pytest.raises(ValueError, match="were received into"):
+            one.arrived(size)
+    other.get_buffer().release()
+    with pytest.raises(NativeError, match="no longer there"):
+        one.arrived(5)
+    assert one.arrived(0) == b""
+
+
 def test_two_connections_share_an_area() -> None:
     one, other = FrameReader(AREA, 1 << 16), FrameReader(AREA, 1 << 16)
     frames = [encode_frame(7, n, bytes([n]) * 500) for n in range(4)]
