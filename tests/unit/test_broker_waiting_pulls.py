@@ -38,15 +38,18 @@ class Application:
 
     quick = True
     draining = False
-    facts = loop = threads = None
-    watched = 0
+    loop = threads = None
+    watched = forgotten = 0
 
     def __init__(self) -> None:
-        self.broker = self.state = self.magazines = self.watches = self
+        self.broker = self.state = self.magazines = self.watches = self.facts = self
 
     def watch(self, magazine: str, holder: str) -> Watch:
         self.watched += 1
         return Watch()
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        return 1
 
     def unwatch(self, magazine: str) -> None:
         self.watched = 0
@@ -64,10 +67,13 @@ class Counted(Subscription):
         return super().__getattribute__(name)
 
 
-def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["a claim looks", "known to be empty"])
+def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     application, client = Application(), Client()
     pump = Dispatcher(application, "q", None, None)  # type: ignore[arg-type]
     pump._by_thread = False
+    if known:
+        pump._empty_at = (0, 1)
     monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(ClaimsFrame(), b"", [], 0, False))
     monkeypatch.setattr(Counted, "looks", 0)
     pulls = [Counted(client, number, "q", 1, 1, True, lambda *_: None) for number in range(PULLS)]  # type: ignore[arg-type]

@@ -408,3 +408,17 @@ def test_many_that_wait_are_told_in_turn(broker: RunningBroker, new_app: MakeApp
         told = [wire.receive() for _ in range(700)]
         assert sorted(number for _, number, _ in told) == list(range(10, 710))
         assert {payload for _, _, payload in told} == {pack(1)}
+
+
+def test_nobody_is_woken_at_a_broker_that_is_gone(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop does that for each of its queues, and must not try to connect for each."""
+    app = new_app()
+    calls = app.store.magazines._calls
+    connection = calls.client.connect()
+    broker.stop()
+    eventually(lambda: not connection.look() or not connection.alive)
+    monkeypatch.setattr(type(calls.client), "connect", lambda self, timeout_s=None: pytest.fail("it connects"))
+    app.store.magazines.wake("q")
+    monkeypatch.undo()

@@ -29,6 +29,7 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, pack_connect, unpack
 from ignis.broker.protocol.payloads import Connect, Failure, Subscribe, pack_send, pack_send_batch
 from ignis.broker.repeated_log import RepeatedLog
+from ignis.broker.server import request_turns
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from ignis.native.wire import pack_pointers
@@ -71,6 +72,10 @@ LIMITS: dict[str, tuple[str, str]] = {
         _HERE,
         "test_who_asks_for_much_at_once_does_not_hold_up_a_login",
     ),
+    (
+        "requests of a user that wait for messages (FIRE with `timeout_ms`, CONSUME, WAIT), over all connections; "
+        "without users of an address"
+    ): ("test_broker_held_fires", "test_a_user_has_so_many_requests_that_wait"),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
     "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_inbox_holds_senders_back"),
     "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
@@ -109,6 +114,37 @@ def big_batch(size: int, shard: int = 0) -> bytes:
     """The payload of a SEND_BATCH of about so many bytes."""
     records = [encode_record(bytes(10_000)) for _ in range(size // 10_036)]
     return pack_send_batch(b"q", 0, [(shard, PackedBatch.pack(records))])
+
+
+@pytest.mark.parametrize("count", [3, 900])
+def test_what_comes_before_a_bad_frame_is_answered(memory_url: str, count: int) -> None:
+    """In its turn, and the connection ends behind it."""
+    with RunningBroker(memory_url) as broker, greeted(broker.port) as wire, greeted(broker.port) as other:
+        asked = b"".join(encode_frame(Command.UNSUBSCRIBE, 10 + number, pack([5])) for number in range(count))
+        wire.raw(asked + b"\0\0\0\1" + b"x" * 20)
+        other.send(Command.PING, 1)
+        assert other.receive()[:2] == (Command.PONG, 1)
+        answers = [wire.receive() for _ in range(count)]
+        assert sorted(number for _, number, _ in answers) == list(range(10, 10 + count))
+        assert wire.receive()[:2] == (Command.ERROR, 0)
+        assert wire.closed()
+        eventually(lambda: broker.on_loop(lambda: broker.broker.context.turns.waiting) == 0)
+
+
+def test_what_a_pass_has_no_time_for_is_answered_in_order(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that were put by unread, of connections that sent a few requests each, and a part of one."""
+    monkeypatch.setattr(request_turns, "_MOST_PASS_S", 0.0)
+    with RunningBroker(memory_url) as broker:
+        wires = [greeted(broker.port) for _ in range(20)]
+        asked = [encode_frame(Command.QUEUE_INFO, 10 + number, pack(("q",))) for number in range(40)]
+        stream = b"".join(asked)
+        for at in range(0, len(stream), 101):
+            for wire in wires:
+                wire.raw(stream[at : at + 101])
+        for wire in wires:
+            assert [wire.receive()[1] for _ in asked] == list(range(10, 50))
+            wire.sock.close()
+        eventually(lambda: broker.on_loop(lambda: broker.broker.receiving.backlog_bytes) == 0)
 
 
 # -- frames
