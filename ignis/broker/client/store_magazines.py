@@ -346,7 +346,8 @@ class BrokerMagazines(BrokerLater, MagazineStore):
 
     def wake(self, magazine: str) -> None:
         """Nothing to do without a connection: then nobody waits at the broker. A stop must not wait for one, for each queue."""
-        connection = self._calls.client.connection
+        with self._calls.call() as client:
+            connection = client.connection
         if connection is not None and connection.alive:
             self._calls.ask(store_requests.wake(magazine))
 

@@ -136,7 +136,7 @@ def test_what_a_pass_has_no_time_for_is_answered_in_order(memory_url: str, monke
     monkeypatch.setattr(request_turns, "_MOST_PASS_S", 0.0)
     with RunningBroker(memory_url) as broker:
         wires = [greeted(broker.port) for _ in range(20)]
-        asked = [encode_frame(Command.QUEUE_INFO, 10 + number, pack(("q",))) for number in range(40)]
+        asked = [encode_frame(Command.UNSUBSCRIBE, 10 + number, pack([5])) for number in range(40)]
         stream = b"".join(asked)
         for at in range(0, len(stream), 101):
             for wire in wires:
