@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+
+import tenacity
 
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.claim_tracker import ClaimTracker
@@ -37,13 +38,17 @@ T = TypeVar("T")
 
 _PAUSE_S = 0.25
 _SHORT_PAUSE_S = 0.002
-_PENDING = ("client.max_pending", "broker.max_pending")
 LOOK_S = 1.0
 """So often a queue is looked at for which nobody can wait."""
 _WAITING_SHARE = 0.75
 """Of the requests that a connection may have open: so many may be held back by the broker. The rest is for all others."""
 _FRAME_ROOM_BYTES = 4_096
 """Of a frame for what is not records: its header, the magazine, where each batch goes."""
+
+
+def _found_no_room(exc: BaseException) -> bool:
+    """Whether the connection had as many requests open as it may have."""
+    return isinstance(exc, TooManyRequestsError) and exc.setting in ("client.max_pending", "broker.max_pending")
 
 
 def _most_waiting(connection: SyncConnection) -> int:
@@ -111,22 +116,22 @@ class StoreCalls:
             try:
                 return self.client.ask(request)
             except TooManyRequestsError as exc:
-                if exc.setting not in _PENDING:
+                if not _found_no_room(exc):
                     raise
             return self._ask_again(request)
         finally:
             self.gate.leave()
 
     def _ask_again(self, request: ClientRequest[T]) -> T:
-        deadline, pause_s = time.monotonic() + self.client.settings.timeout_s, _SHORT_PAUSE_S
-        while True:
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _PAUSE_S)
-            try:
-                return self.client.ask(request)
-            except TooManyRequestsError as exc:
-                if exc.setting not in _PENDING or self._closing or time.monotonic() > deadline:
-                    raise
+        in_time = tenacity.stop_after_delay(self.client.settings.timeout_s)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_found_no_room),
+            wait=tenacity.wait_random_exponential(multiplier=_SHORT_PAUSE_S, max=_PAUSE_S),
+            stop=lambda state: self._closing or in_time(state),
+            reraise=True,
+        )
+        answer: T = retrying(self.client.ask, request)
+        return answer
 
     @property
     def may_wait(self) -> bool:

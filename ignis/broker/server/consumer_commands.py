@@ -50,7 +50,7 @@ class ConsumerCommands:
         self._threads = session.context.threads
         self._subscriptions: dict[int, Subscription] = {}
         self._pulls: dict[int, Subscription] = {}
-        self._waits = Waits(session.context.waiting)
+        self._waiting = Waits(session.context.waiting)
         """What the broker holds back for this connection: pulls and waits."""
         self._begun: set[Subscription] = set()
         """Pulls of which a thread looks whether there is such a queue."""
@@ -79,7 +79,7 @@ class ConsumerCommands:
             self._application.pump(consumer.magazine).remove(consumer)
         self._subscriptions.clear()
         self._pulls.clear()
-        self._waits.end_all()
+        self._waiting.end_all()
         for drop in self.waits.values():
             drop()
         self.waits.clear()
@@ -88,7 +88,7 @@ class ConsumerCommands:
         """A pull was answered; or the broker cannot go on delivering, and the pull or subscription ends with the reason."""
         self._pulls.pop(consumer.request_id, None)
         if consumer.once:
-            self._waits.end()
+            self._waiting.end()
         if exc is None:
             return
         self._subscriptions.pop(consumer.request_id, None)
@@ -234,7 +234,7 @@ class ConsumerCommands:
         )
         consumer.due = wait_s <= 0
         application = self._application
-        self._waits.begin(self._session.shares_with)
+        self._waiting.begin(self._session.shares_with)
 
         def exists(_: None) -> int:
             return application.facts.shards(magazine)
@@ -244,7 +244,7 @@ class ConsumerCommands:
             if self._session.closed:
                 return
             if self._state.draining:
-                self._waits.end()
+                self._waiting.end()
                 self._session.refuse(request.request_id, DrainingError("the broker is shutting down"))
                 return
             self._pulls[request.request_id] = consumer
@@ -252,7 +252,7 @@ class ConsumerCommands:
                 application.pump(magazine).add(consumer)
             except IgnisError as exc:
                 self._pulls.pop(request.request_id, None)
-                self._waits.end()
+                self._waiting.end()
                 self._session.refuse(request.request_id, exc)
                 return
             if not (consumer.ended or consumer.due):
@@ -265,7 +265,7 @@ class ConsumerCommands:
 
         def failed(exc: BaseException) -> None:
             self._begun.discard(consumer)
-            self._waits.end()
+            self._waiting.end()
             self._session.refuse(request.request_id, exc)
 
         self._begun.add(consumer)
@@ -289,7 +289,7 @@ class ConsumerCommands:
                 return
             try:
                 watch = application.watches.watch(head.magazine, session.shares_with)
-                self._waits.begin(session.shares_with)
+                self._waiting.begin(session.shares_with)
             except IgnisError as exc:
                 session.refuse(request.request_id, exc)
                 return
@@ -301,7 +301,7 @@ class ConsumerCommands:
 
         def moved(sequence: int) -> None:
             if self.waits.pop(request.request_id, None) is not None:
-                self._waits.end()
+                self._waiting.end()
                 session.result(request.request_id, sequence)
 
         if application.store.magazines.quick and application.facts.remembers(head.magazine):
