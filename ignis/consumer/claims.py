@@ -222,6 +222,7 @@ class ThreadClaims(Claims):
 
     def returned(self) -> None:
         self._room.ring()
+        self.leading.pass_on()
         if self._waiting_for_load and not self.stopping.is_set():
             self.wake()
 
@@ -243,7 +244,7 @@ class ThreadClaims(Claims):
             ended = ended and not self._thread.is_alive()
         return ended
 
-    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> None:
+    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> float:
         """See `ignis.consumer.pools.leading.Feeder`."""
         until = time.monotonic() + wait_s
         self._dispatcher.leader, self._tray = worker, tray
@@ -255,6 +256,7 @@ class ThreadClaims(Claims):
                 if parts or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
                     break
                 self._claim(left)
+            return self._dispatcher.away_s(parts)
         except MemoryError as exc:
             self._wait_for_memory(exc)
         except BaseException as exc:
@@ -262,6 +264,7 @@ class ThreadClaims(Claims):
         finally:
             self._dispatcher.leader = self._tray = None
             self._park()
+        return 0.0
 
     def _fetch(self) -> None:
         set_spin(self._settings.spin_us)

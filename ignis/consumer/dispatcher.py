@@ -12,7 +12,7 @@ from ignis.consumer.chunking import Mixed, bytes_of, cut
 from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
-from ignis.consumer.pools.base import CHUNK_BYTES, HELD_UP_S
+from ignis.consumer.pools.base import CHUNK_BYTES, HELD_UP_S, Part
 from ignis.consumer.speeds import speed_of
 from ignis.consumer.taking import add_one, put_back, taken_of
 from ignis.errors import MessageTooLargeError
@@ -43,6 +43,9 @@ _CROWD_S = 0.2
 
 _QUICK_S = 0.000_004
 """A call that takes less did not let go of the interpreter: another thread would have to wait for it, and be no sooner."""
+
+_LATE_S = 0.002
+"""Who handles quick messages may be so much later than twice their time before another claims."""
 
 
 class Dispatcher:
@@ -144,7 +147,17 @@ class Dispatcher:
     def _where_claimed(self) -> bool:
         """Whether messages of worker threads are handled where they are claimed: quick ones are, and where threads take turns
         it is the turn of the one that claims."""
-        return self._turns is not None or (self._spec.batch_size is None and 0 < self.handle_s < _QUICK_S)
+        return self._turns is not None or self._is_quick
+
+    @property
+    def _is_quick(self) -> bool:
+        return self._spec.batch_size is None and 0 < self.handle_s < _QUICK_S
+
+    def away_s(self, parts: Sequence[Part]) -> float:
+        """For how long the leader may be at these without calling another: quick messages, at which another thread would only be
+        in the way. 0 = not at all."""
+        count = sum(len(records) for _, records in parts)
+        return _LATE_S + 2 * self.handle_s * count if count > 1 and self._is_quick else 0.0
 
     def wanted(self) -> int:
         """How many messages to claim now; 0 while the workers have enough."""

@@ -1,9 +1,17 @@
 # A thread that sleeps until another rings. Included by wait.pyx.
 
 from cpython.pythread cimport (
-    NOWAIT_LOCK, PY_LOCK_ACQUIRED, PY_LOCK_INTR, PyLockStatus, PyThread_acquire_lock, PyThread_allocate_lock,
+    NOWAIT_LOCK, PY_LOCK_ACQUIRED, PY_LOCK_FAILURE, PY_LOCK_INTR, PyLockStatus, PyThread_acquire_lock, PyThread_allocate_lock,
     PyThread_free_lock, PyThread_release_lock,
 )
+
+cdef extern from *:
+    """
+    #define ignis_put_off(end, ns) __atomic_store_n(&(end), (ns), __ATOMIC_RELAXED)
+    #define ignis_end(end) __atomic_load_n(&(end), __ATOMIC_RELAXED)
+    """
+    void ignis_put_off(uint64_t end, uint64_t ns) nogil
+    uint64_t ignis_end(uint64_t end) nogil
 
 cdef extern from "pythread.h":
     PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int intr_flag) nogil
@@ -47,8 +55,16 @@ cdef class ThreadBell:
         if self._rung and PyThread_acquire_lock(self._lock, NOWAIT_LOCK):
             self._rung = False
 
-    def wait(self, timeout) -> bool:
+    def put_off(self, seconds) -> None:
+        """A `wait` that may be put off, also one that goes on, ends by itself in so many seconds at the soonest. From any thread."""
+        ignis_put_off(self._end_ns, ign_now_ns() + timeout_ns(seconds))
+
+    def wait(self, timeout, *, bint may_be_put_off=False) -> bool:
         """Waits until it is rung, for at most so many seconds, and `silence`s it; False when the time is up. One thread at a time.
+
+        Args:
+            may_be_put_off: the time is also up when that is over which `put_off` said last, or at once if it said nothing yet. A wait
+                that is put off again and again asks for the interpreter lock once, at its end.
 
         Raises what a signal's handler raises, in the main thread."""
         cdef uint64_t left = timeout_ns(timeout), until, now
@@ -59,10 +75,17 @@ cdef class ThreadBell:
                 return False
             self.silence()
             return True
-        until = ign_now_ns() + left
+        now = ign_now_ns()
+        until = now + left
         while True:
             with nogil:
-                status = PyThread_acquire_lock_timed(self._lock, <long long>(left // 1000 + 1), 1)
+                left = self._left_ns(now, until, may_be_put_off)
+                while True:
+                    status = PyThread_acquire_lock_timed(self._lock, <long long>(left // 1000 + 1), 1)
+                    now = ign_now_ns()
+                    left = self._left_ns(now, until, may_be_put_off)
+                    if status != PY_LOCK_FAILURE or left == 0:
+                        break
                 turn = take_turn()
             if turn:
                 give_turn()
@@ -71,7 +94,11 @@ cdef class ThreadBell:
                 return True
             if status == PY_LOCK_INTR:
                 PyErr_CheckSignals()
-            now = ign_now_ns()
-            if now >= until:
+            if left == 0:
                 return False
-            left = until - now
+
+    cdef uint64_t _left_ns(self, uint64_t now, uint64_t until, bint may_be_put_off) noexcept nogil:
+        """How long it is until a wait ends by itself."""
+        if may_be_put_off:
+            until = min(until, ignis_end(self._end_ns))
+        return until - now if until > now else 0

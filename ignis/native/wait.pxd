@@ -92,3 +92,5 @@ cdef class Watch:
 cdef class ThreadBell:
     cdef PyThread_type_lock _lock
     cdef bint _rung
+    cdef uint64_t _end_ns       # of a wait that may be put off: a hint, so without an order
+    cdef uint64_t _left_ns(self, uint64_t now, uint64_t until, bint may_be_put_off) noexcept nogil

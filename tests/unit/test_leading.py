@@ -24,12 +24,14 @@ class Line:
         self.leading = Leading()
         self.led: list[Tray] = []
         self.over = threading.Event()
+        self.away_s = 0.0
 
-    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> None:
+    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> float:
         self.led.append(tray)
         until = time.monotonic() + wait_s
         while not tray and not self.over.is_set() and time.monotonic() < until:
             time.sleep(0.001)
+        return self.away_s
 
     def tray(self) -> Tray:
         return Tray(Still(Sink()), self)
@@ -125,6 +127,55 @@ def test_who_gave_up_waiting_is_not_called() -> None:
     assert line.leading.take(first), "nobody was called meanwhile"
 
 
+@pytest.mark.parametrize("away_s", [3600.0, 0.001])
+def test_who_is_soon_back_calls_nobody_until_it_is_late(away_s: float) -> None:
+    line = Line()
+    line.away_s = away_s
+    first, second, third = line.tray(), line.tray(), line.tray()
+    leader, taken = in_thread(first)
+    eventually(lambda: line.led == [first])
+    others = [in_thread(second)[0], in_thread(third)[0]]
+    eventually(lambda: len(line.leading._followers) == 2)
+    first.put((1, [b"x", b"y"]))
+    leader.join(WAIT_S)
+    assert taken == [(1, [b"x", b"y"])]
+    if away_s < 1:
+        eventually(lambda: len(line.led) == 2)
+        assert line.led[1] in (second, third) and line.leading.watcher is None
+    else:
+        assert line.leading.watcher in (second, third) and line.leading.watcher in line.leading._followers
+        assert line.leading.take(first), "it is back: nobody led meanwhile"
+        assert line.led == [first]
+        line.leading.resign()
+    line.over.set()
+    for other in others:
+        line.leading.pass_on()
+        other.join(WAIT_S)
+
+
+def test_a_watcher_takes_what_it_is_given_and_another_watches() -> None:
+    line = Line()
+    first, second, third = line.tray(), line.tray(), line.tray()
+    assert line.leading.take(first)
+    started = {tray: in_thread(tray) for tray in (second, third)}
+    eventually(lambda: len(line.leading._followers) == 2)
+    line.leading.resign(3600.0)
+    watcher = line.leading.watcher
+    assert watcher is not None
+    watcher.put((7, [b"x"]))
+    started[watcher][0].join(WAIT_S)
+    assert started[watcher][1] == [(7, [b"x"])]
+    assert line.leading.watcher is None
+    assert line.leading.take(first)
+    line.leading.resign(3600.0)
+    other = third if watcher is second else second
+    assert line.leading.watcher is other
+    line.leading.pass_on()
+    eventually(lambda: line.led == [other])
+    line.over.set()
+    started[other][0].join(WAIT_S)
+
+
 def test_nobody_leads_after_the_end() -> None:
     line = Line()
     leader, _ = in_thread(line.tray())
@@ -193,6 +244,24 @@ def test_handlers_that_block_stop_nobodys_claims(app: ignis.Ignis) -> None:
         for number in range(20):
             queue.publish(100 * blocked + number)
         eventually(lambda: len(gate.seen) == 21 * (blocked + 1))  # noqa: B023
+    gate.open.set()
+    wait_idle(queue)
+    assert app.stop() is True
+
+
+@one_store()
+def test_a_quick_handler_that_suddenly_blocks_stops_nobodys_claims(app: ignis.Ignis) -> None:
+    """Who handles quick messages calls nobody, as long as it is back in time."""
+    queue = app.queue("jobs", int)
+    gate = Gate(only=-1)
+    queue.handler(gate, concurrency=3)
+    queue.publish_many(range(5_000))
+    app.start()
+    wait_idle(queue)
+    for blocked in range(2):
+        queue.publish_many([-1, *range(5_000)])
+        gate.wait_entered()
+        eventually(lambda: len(gate.seen) == 5_000 + 5_001 * (blocked + 1))  # noqa: B023
     gate.open.set()
     wait_idle(queue)
     assert app.stop() is True

@@ -2,7 +2,8 @@
 
 One thread is the *leader*: it waits on the store and claims, for itself and for those that are free. When it has got
 something itself it calls another to lead, and handles what it claimed: no thread stands between claim and handler.
-The others, the *followers*, sleep until they are given something or called.
+The others, the *followers*, sleep until they are given something or called. Where many messages are done sooner than
+another thread would be at them, one follower only watches: should the leader not be back in time, it leads.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Feeder(Protocol):
 
     leading: Leading
 
-    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> None:
-        """Claims in the calling thread, the leader's, until its tray has something, it is going, or the time is up."""
+    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> float:
+        """Claims in the calling thread, the leader's, until its tray has something, it is going, or the time is up. Returns for
+        how many seconds nobody else need lead; 0 = somebody is to."""
 
 
 class Tray:
@@ -60,6 +62,10 @@ class Tray:
     def ring(self) -> None:
         """Ends the thread's `take`, or its next one. From any thread. One that leads waits on the store: wake it there."""
         self._bell.ring()
+
+    def put_off(self, seconds: float) -> None:
+        """The thread that watches leads in so many seconds at the soonest. From any thread."""
+        self._bell.put_off(seconds)
 
     def end(self) -> None:
         """The thread itself ends. Should it have been called to lead, another is."""
@@ -116,19 +122,23 @@ class Tray:
         """Once: whoever rings may have several reasons, and what the thread was told is its caller's to look at."""
         leading = feeder.leading
         if leading.follow(self):
+            overdue = False
             if not self.parts:
                 self._bell.wait(max(0.0, until_s - time.monotonic()))
-            if not leading.leave(self):
+                if leading.watcher is self and not self.parts:
+                    overdue = not self._bell.wait(max(0.0, until_s - time.monotonic()), may_be_put_off=True)
+            if not leading.leave(self) and not overdue:
                 return
             if self.parts or time.monotonic() >= until_s or not leading.take(self):
                 leading.pass_on()  # it was called, and has something else to do by now
                 return
         self._leads = True
+        away_s = 0.0
         try:
-            feeder.lead(self._worker, self, until_s - time.monotonic())
+            away_s = feeder.lead(self._worker, self, until_s - time.monotonic())
         finally:
             self._leads = False
-            leading.resign()
+            leading.resign(away_s)
 
 
 class Leading:
@@ -140,6 +150,8 @@ class Leading:
         """Told once nobody is to lead any more."""
         self._leader: Tray | None = None
         self._followers: list[Tray] = []
+        self.watcher: Tray | None = None
+        """The follower that leads if who led last is not back in time."""
         self._ended = False
 
     def take(self, tray: Tray) -> bool:
@@ -164,17 +176,21 @@ class Leading:
         with self._lock:
             if tray not in self._followers:
                 return True
-            self._followers.remove(tray)
+            self._remove(tray)
             return False
 
-    def resign(self) -> None:
-        """The leader has something else to do: another is called."""
+    def resign(self, away_s: float = 0.0) -> None:
+        """The leader has something else to do: another is called, or watches for so many seconds until it is."""
         with self._lock:
             self._leader = heir = None
             if self._ended:
                 self._resigned.notify_all()
+            elif away_s and self._followers:
+                if self.watcher is None:
+                    self.watcher = heir = self._followers[-1]
+                self.watcher.put_off(away_s)
             elif self._followers:
-                heir = self._followers.pop()
+                heir = self._called()
         if heir is not None:
             heir.ring()
 
@@ -182,7 +198,7 @@ class Leading:
         """Its thread has ended, in whatever way. Should it still lead, another is called."""
         with self._lock:
             if tray in self._followers:
-                self._followers.remove(tray)
+                self._remove(tray)
             if self._leader is not tray:
                 return
         self.resign()
@@ -192,8 +208,19 @@ class Leading:
         with self._lock:
             if self._leader is not None or self._ended or not self._followers:
                 return
-            heir = self._followers.pop()
+            heir = self._called()
         heir.ring()
+
+    def _called(self) -> Tray:
+        """The one that is to lead, with the lock held."""
+        heir = self._followers[-1]
+        self._remove(heir)
+        return heir
+
+    def _remove(self, tray: Tray) -> None:
+        self._followers.remove(tray)
+        if self.watcher is tray:
+            self.watcher = None
 
     def end(self, timeout: float) -> bool:
         """Lets nobody lead any more; whether nobody does, after that many seconds at most."""

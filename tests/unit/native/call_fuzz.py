@@ -122,6 +122,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "EventBoard.sequence": ("int",),
     "EventBoard.close": ("timeout",),
     "ThreadBell.wait": ("timeout",),
+    "ThreadBell.put_off": ("timeout",),
     "ProcessMutex.acquire": ("timeout",),
     "ProcessMutex.close": ("timeout",),
     "FrameDecoder.feed": ("stream",),

@@ -78,6 +78,32 @@ def test_a_thread_bell_wakes_once() -> None:
     timer.join()
 
 
+def test_a_wait_is_put_off_and_ends_by_itself() -> None:
+    bell = ThreadBell()
+    assert bell.wait(60, may_be_put_off=True) is False, "nobody did"
+    ended: list[bool] = []
+    bell.put_off(0.2)
+    thread = threading.Thread(target=lambda: ended.append(bell.wait(60, may_be_put_off=True)))
+    thread.start()
+    began = time.monotonic()
+    for _ in range(20):
+        bell.put_off(0.2)
+        time.sleep(0.02)
+        last = time.monotonic()
+    thread.join(30)
+    assert ended == [False]
+    assert time.monotonic() - began > 0.3 and time.monotonic() - last < 30
+    bell.put_off(60)
+    assert bell.wait(0.01, may_be_put_off=True) is False, "no longer than the time that the wait itself has"
+    bell.ring()
+    assert bell.wait(60, may_be_put_off=True) is True
+    bell.put_off(0)
+    threading.Timer(0.05, bell.ring).start()
+    assert bell.wait(60) is True, "another wait has nothing to do with it"
+    with pytest.raises(ValueError, match="timeout"):
+        bell.put_off(-1)
+
+
 def test_many_threads_are_rung_for_at_once_and_each_wakes_once() -> None:
     bells = [ThreadBell() for _ in range(50)]
     woken: list[int] = []
