@@ -270,8 +270,9 @@ class Consumer:
 
     @property
     def broken(self) -> bool:
-        """It ended by an error, and not because its queue was removed, which is no fault of this process."""
-        return self.failed is not None and not isinstance(self.failed, QueueNotFoundError)
+        """Only a new process helps: it ended by an error, and not because its queue was removed, which is no fault of this
+        process; or all threads that it may have hang."""
+        return self._pool.used_up or (self.failed is not None and not isinstance(self.failed, QueueNotFoundError))
 
     @property
     def concurrency(self) -> int:
@@ -555,7 +556,7 @@ class Consumer:
         for worker in self._pool.workers:
             free = free or not worker.held_up
         if not self._claims.stopping.is_set():
-            self._giving_back.look(now_s, self.concurrency, someone_free=free)
+            self._giving_back.look(now_s, 0 if self._pool.used_up else self.concurrency, someone_free=free)
         return self._giving_back.pending or any(worker.outstanding > 1 for worker in self._pool.holders)
 
     def _ended_by(self, exc: BaseException) -> None:

@@ -70,7 +70,7 @@ def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler
 
 
 def failed_queues(app: Ignis) -> list[str]:
-    """Names of the queues whose consumer has ended by an error."""
+    """Names of the queues whose consumer has ended by an error, or has only threads that hang."""
     return [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
 
 
@@ -100,7 +100,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
         )  # fmt: skip
 
     routes = {
-        "/livez": lambda rest: yes_or_no(not failed_queues(app), "a consumer has failed"),
+        "/livez": lambda rest: yes_or_no(not failed_queues(app), "a consumer has failed, or all of its threads hang"),
         "/readyz": lambda rest: yes_or_no(app.ready and not failed_queues(app), "the consumers do not run"),
         "/healthz": health,
         "/metrics": _metrics_route(app.stats, app.local_stats),

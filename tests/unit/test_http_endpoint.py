@@ -383,7 +383,10 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(queue.consumer, "failed", OSError("disk"))
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["failed"]) == (503, "failing", ["jobs"])
-        assert fetch_json(port, "/livez") == (503, {"status": "failing", "error": "a consumer has failed"})
+        assert fetch_json(port, "/livez") == (
+            503,
+            {"status": "failing", "error": "a consumer has failed, or all of its threads hang"},
+        )
         assert fetch_json(port, "/readyz")[0] == 503
         monkeypatch.undo()
         assert fetch_json(port, "/livez")[0] == 200

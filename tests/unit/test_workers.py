@@ -346,16 +346,24 @@ def test_a_thread_that_overruns_is_given_up_and_replaced(pool_of: MakePool, gate
     assert reports.done == [first, 3 << INDEX_BITS], "and it has nothing more to say"
 
 
-def test_hanging_threads_do_not_multiply_without_bound(pool_of: MakePool, gate: Gate) -> None:
+def test_hanging_threads_do_not_multiply_without_bound(
+    pool_of: MakePool, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     pool, reports = pool_of(gate, timeout_s=0.02, max_consumers=2)
     for number in range(1, 4):
         eventually(lambda: pool.workers)
         assert pool.workers[0].submit(chunk_of(number, ["stop"]), 0, 1)
+        assert not pool.used_up
         checking(pool, lambda n=number: len(reports.failed) == n)  # type: ignore[misc]
     pool.check(time.monotonic())
+    pool.check(time.monotonic())
     assert list(pool.workers) == []
+    assert pool.used_up
+    said = [one.getMessage() for one in caplog.records if "overran timeout_s and still run" in one.getMessage()]
+    assert len(said) == 1 and "consumer.max_consumers (2)" in said[0]
     gate.open.set()
     checking(pool, lambda: pool.workers)
+    assert not pool.used_up
 
 
 def test_fewer_threads(pool_of: MakePool, gate: Gate) -> None:

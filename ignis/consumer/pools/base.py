@@ -366,6 +366,11 @@ class Pool(abc.ABC):
         return False
 
     @property
+    def used_up(self) -> bool:
+        """Whether no worker is left, and none can take the place of those that hang."""
+        return False
+
+    @property
     @abc.abstractmethod
     def workers(self) -> Sequence[Worker]:
         """Those that take messages now."""

@@ -233,6 +233,7 @@ class ThreadPool(Pool):
         self._lost: list[_ThreadWorker] = []
         self._target = 0
         self._made = 0
+        self._said_short = False
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -299,6 +300,31 @@ class ThreadPool(Pool):
             workers.append(fresh[-1])
         self._workers = workers
         self._start(fresh)
+        self._say_short()
+
+    @property
+    def used_up(self) -> bool:
+        return not self._workers and self._target > 0 and self._at_most
+
+    @property
+    def _at_most(self) -> bool:
+        """Whether so many threads hang that no other takes the place of one."""
+        return len(self._lost) > self.spec.max_consumers
+
+    def _say_short(self) -> None:
+        """Once, until some of the threads have returned."""
+        short = self._at_most and len(self._workers) < self._target
+        if short and not self._said_short:
+            log.error(
+                event_text(
+                    "worker_threads_used_up",
+                    "%d threads of handler %s of %s overran timeout_s and still run, more than consumer.max_consumers (%d): "
+                    "none takes their place, and %d worker(s) of %d are left until some return; a handler that may hang for "
+                    'ever needs pool="process", whose workers can be killed'),
+                len(self._lost), self.spec.name, self.spec.queue, self.spec.max_consumers, len(self._workers),
+                self._target,
+            )  # fmt: skip
+        self._said_short = short
 
     def _check_time(self, worker: _ThreadWorker, now_s: float, timeout_s: float) -> None:
         overrun = worker.give_up_overdue(now_s, timeout_s)
