@@ -24,6 +24,7 @@ from ignis.broker.client.reconnect import Attempts, explained, retry_rules, spea
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.client.sync_subscription import SyncSubscription
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.table import FINISHING
 from ignis.config import ClientSettings
 from ignis.errors import (
@@ -32,6 +33,7 @@ from ignis.errors import (
     DrainingError,
     IgnisError,
     StoreTimeoutError,
+    StoreUnreachableError,
 )
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
@@ -44,6 +46,11 @@ T = TypeVar("T")
 
 log = logging.getLogger("ignis.broker")
 
+_PUBLISHING = frozenset({Command.SEND, Command.SEND_BATCH, Command.LOAD_ONCE, Command.LOAD_LATER})
+_LEAST_S = 0.001
+"""With less left no attempt is made."""
+_LET_GO_S = 1.0
+"""So long the next broker may be there while the last one drains."""
 _TAKE_ALONG_S = 2.0
 _AWAY_S = 2.0
 """A broker that is there again before that, such as after a restart, is nothing to speak of."""
@@ -72,6 +79,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         self._resumes = resumes
         self._tracking = ClaimTracker(self, keeps=False)
         self._connecting = threading.Lock()
+        self._lets_go = False
+        """Whether somebody would publish, and needs the next broker for it."""
         self._attempts = Attempts()
         """Those of the thread that is connecting, or was."""
         self._away_since_s: float | None = None
@@ -113,9 +122,11 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
     def _connection_for(self, request: ClientRequest[T], timeout_s: float) -> SyncConnection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
         connection = self.connection
-        if connection is not None and connection.alive and (connection.usable or request.command in FINISHING):
-            self.check()
-            return connection
+        if connection is not None and connection.alive:
+            if connection.usable or request.command in FINISHING:
+                self.check()
+                return connection
+            self._lets_go = self._lets_go or request.command in _PUBLISHING
         return self.connect(timeout_s)
 
     def _claim(self, queue: str, request: ClientRequest[FireResult]) -> FireResult:
@@ -172,14 +183,15 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         if connection is not None and connection.usable:
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + limit_s
         if not self._connecting.acquire(timeout=limit_s):
-            raise still_connecting(
-                f"another thread is still connecting after {limit_s:g} s", self.address, self._attempts
-            )
+            raise self._still_connecting(limit_s)
         try:
             connection = self.connection
             if connection is None or not connection.usable:
-                old, connection = connection, self._open(limit_s)
+                if time.monotonic() > deadline - _LEAST_S:
+                    raise self._still_connecting(limit_s)  # another's attempt ended with this one's time
+                old, connection = connection, self._open(limit_s, deadline)
                 if old is not None and old.alive and self._resumes:
                     self._take_along(old)
                 self._replace_connection(connection)
@@ -197,11 +209,15 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         with contextlib.suppress(IgnisError):
             old.exchange(request.command, request.payload, _TAKE_ALONG_S)
 
-    def _open(self, limit_s: float) -> SyncConnection:
-        deadline = time.monotonic() + limit_s
+    def _still_connecting(self, limit_s: float) -> StoreUnreachableError:
+        what = f"another thread is still connecting after {limit_s:g} s (client.connect_timeout_s)"
+        return still_connecting(what, self.address, self._attempts)
+
+    def _open(self, limit_s: float, deadline: float) -> SyncConnection:
         # Who has never connected gets the error at once; who lost a connection may be many threads that wait for the next one.
-        attempts = self._attempts = Attempts(self._say_away if self._resumes and self.connects else None)
-        retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s, attempts))
+        attempts = self._attempts = Attempts(self._stay_away if self._resumes and self.connects else None)
+        left_s = max(0.0, deadline - time.monotonic())
+        retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, left_s, attempts))
         try:
             connection: SyncConnection = retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
@@ -209,10 +225,16 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         self._say_back()
         return connection
 
-    def _say_away(self, why: BaseException) -> None:
+    def _stay_away(self, why: BaseException) -> None:
+        """After an attempt that failed: says so, and lets go of a broker that drains where somebody would publish. That broker
+        waits for what is held over the connection, and a handler that publishes waits for the next one."""
         now_s = time.monotonic()
         if self._away_since_s is None:
             self._away_since_s = now_s
+        old = self.connection
+        if self._lets_go and old is not None and old.alive and now_s - self._away_since_s >= _LET_GO_S:
+            self._take_along(old)
+            old.lose("the broker is shutting down")
         if (away_s := now_s - self._away_since_s) >= _AWAY_S:
             self._said.warning(
                 event_text("broker_away", "no connection to %s for %.0f s, trying again: %s"),
@@ -221,6 +243,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _say_back(self) -> None:
         since_s, self._away_since_s = self._away_since_s, None
+        self._lets_go = False
         if since_s is not None and (away_s := time.monotonic() - since_s) >= _AWAY_S:
             log.info(event_text("broker_back", "connected to %s again after %.0f s"), self.address.name, away_s)
 

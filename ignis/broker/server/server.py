@@ -64,6 +64,8 @@ log = logging.getLogger("ignis.broker")
 _THREADS_S = 10.0
 _LAST_LOOKS = 10
 """At connections whose time to drain is up."""
+_SAY_DRAINING_S = 5.0
+"""So often a drain says what it waits for."""
 
 
 class Broker:
@@ -228,9 +230,13 @@ class Broker:
             session.consuming.stop_pulls()
             session.notice()
         farewell = Farewell(self.sessions)
-        while self.loop.time() < deadline:
+        say_at = self.loop.time()
+        while (now := self.loop.time()) < deadline:
             if farewell.look() and self._idle:
                 break
+            if now >= say_at:
+                self._say_draining(deadline - now)
+                say_at = now + _SAY_DRAINING_S
             await asyncio.sleep(LOOK_S)
         clean = not any(one.pending or one.held for one in self.sessions)
         farewell.part_all(None if clean else DrainingError("the broker is shutting down"))
@@ -239,7 +245,21 @@ class Broker:
                 break
             await asyncio.sleep(LOOK_S)
         await self._close()
+        log.info(
+            event_text("broker_stopped", "stopped; %s"), "nothing was left" if clean else "what clients held goes back"
+        )
         return clean
+
+    def _say_draining(self, left_s: float) -> None:
+        """What the drain waits for, to whoever wonders why it takes so long."""
+        log.info(
+            event_text(
+                "broker_draining",
+                "told to stop: %d message(s) are held by %d connection(s), and %d request(s) are under way; up to %.0f s are "
+                "left for them (broker.drain_timeout_s)"),
+            sum(one.held.count for one in self.sessions), sum(bool(one.held) for one in self.sessions),
+            sum(one.pending for one in self.sessions), left_s,
+        )  # fmt: skip
 
     async def _close(self) -> None:
         if self._ticker is not None:

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from ignis.errors import (
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import Transfer
-from tests.support import WAIT_S, eventually, reasons, wait_idle
+from tests.conftest import MakeApp
+from tests.support import WAIT_S, Gate, eventually, reasons, wait_idle
 from tests.support.broker import RunningBroker, running
 from tests.support.puppet_broker import Puppet
 
@@ -313,6 +315,62 @@ def test_what_a_store_holds_goes_on_at_a_broker_that_is_there_before_the_last_on
             assert (shard.pending, shard.in_flight) == (1, 1)
             assert store.magazines.delete("q", {claim.shard: claim.pointers}) == 1
             store.close()
+
+
+def test_a_broker_that_drains_does_not_wait_for_a_handler_that_waits_for_the_next_one(
+    tmp_path: Path, new_app: MakeApp
+) -> None:
+    url = f"embedded://{tmp_path}/store"
+    patient = {"drain_timeout_s": WAIT_S, "handshake_timeout_s": WAIT_S}
+    with RunningBroker(url, settings=patient) as first:
+        app = new_app(f"{first.url}?connect_timeout_s={WAIT_S}&timeout_s={WAIT_S}&retry_wait_s=0.01")
+        bills = app.queue("bills", str)
+        gate, billed, handled = Gate(), threading.Event(), []
+
+        def bill(order: str) -> None:
+            gate(order)
+            bills.publish(order)
+            billed.set()
+            handled.append(order)
+
+        orders = app.queue("orders", str)
+        orders.handler(bill, concurrency=2)
+        bills.open()
+        app.start()
+        orders.publish_many(["first", "second"])
+        gate.wait_entered(2)
+        first.broker.request_stop()
+        assert first.refuses()
+        gate.open.set()
+        first.stop()  # long before the drain's time is up
+        assert not billed.is_set()
+        with RunningBroker(url, at_port=first.port, settings=patient):
+            eventually(lambda: len(handled) == 2)
+            wait_idle(orders)
+            assert sorted(handled) == ["first", "second"], "each once"
+            assert (orders.stats()["sideline"], bills.stats()["pending"]) == (0, 2)
+            assert app.stop() is True
+            app.close()
+
+
+@pytest.mark.parametrize("held_by_another_s", [0.4, 30.0])
+def test_who_waits_for_another_threads_attempt_waits_no_longer_than_it_is_told(
+    tmp_path: Path, held_by_another_s: float
+) -> None:
+    with RunningBroker(f"embedded://{tmp_path}/store") as broker:
+        client = broker.client(connect_timeout_s=0.5, retry_wait_s=0.01)  # which it does not reach any more
+    deadlines: list[float] = []
+    open_ = client._open
+    client._open = lambda limit_s, deadline: (deadlines.append(deadline), open_(limit_s, deadline))[1]  # type: ignore[method-assign, func-returns-value]
+    assert client._connecting.acquire()
+    timer = threading.Timer(held_by_another_s, client._connecting.release)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(StoreUnreachableError, match=r"client\.connect_timeout_s"):
+        client.connect()
+    assert all(deadline - began < 0.7 for deadline in deadlines), "what the other took is part of it"
+    timer.cancel()
+    client.close()
 
 
 # -- the store
