@@ -709,7 +709,7 @@ class PermissionDeniedError(BrokerError):
 
 _TOO_MANY = {
     "max_pending": "requests are waiting",
-    "max_waiting_per_user": "requests of one user or address would wait for messages",
+    "max_waiting_per_user": "requests of one user or address would wait for messages, or with a delayed NACK for their time",
     "max_applications": "applications would be served",
     "a quarter of broker.max_applications": "applications would be served for one user or address",
     "max_connections": "connections would be open",

@@ -21,6 +21,17 @@ def test_each_user_has_his_own() -> None:
     assert (limit.count("a"), limit.count("b")) == (2, 1)
 
 
+def test_several_at_once_are_counted_or_none_is() -> None:
+    limit = WaitingLimit(4)
+    limit.begin("a", 3)
+    with pytest.raises(TooManyRequestsError, match="5 requests"):
+        limit.begin("a", 2)
+    assert limit.count("a") == 3
+    limit.begin("a")
+    limit.end("a", 3)
+    assert limit.count("a") == 1
+
+
 def test_a_connection_that_is_over_gives_all_of_its_own_back_once() -> None:
     limit = WaitingLimit(10)
     first, second = Waits(limit), Waits(limit)

@@ -29,7 +29,7 @@ from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
 from ignis.broker.server.subscription import Subscription
 from ignis.broker.server.waiting_limit import Waits
-from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
+from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
 
 __all__ = ["ACTIONS", "ConsumerCommands"]
@@ -441,7 +441,13 @@ class ConsumerCommands:
             return
         if head.action == "requeue" and head.delay_ms:
             count = sum(stop - start for _, start, stop in mine)
-            application.redelivery.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
+            try:
+                application.redelivery.give_back_later(
+                    head.queue, mine, head.delay_ms / 1000, session.owner, session.shares_with
+                )
+            except TooManyRequestsError as exc:
+                self._refused(request, head.queue, mine)(exc)
+                return
             session.result(request.request_id, count)
             application.poke(head.queue)
             return

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
@@ -33,6 +34,15 @@ _BATCH = 128
 _AGAIN_S = 1.0
 
 
+class _Delayed(NamedTuple):
+    """What a client gave up, to be given back at its time."""
+
+    timer: asyncio.TimerHandle
+    magazine: str
+    runs: list[PointerRange]
+    user: str
+
+
 class Redelivery:
     """Gives messages of one application back to their queues. Belongs to the event loop, but for `count_crash`."""
 
@@ -44,7 +54,7 @@ class Redelivery:
         self._threads = context.broker.threads
         self._numbers = itertools.count()
         self._returning = 0
-        self._delayed: dict[int, tuple[asyncio.TimerHandle, str, list[PointerRange]]] = {}
+        self._delayed: dict[int, _Delayed] = {}
 
     @property
     def idle(self) -> bool:
@@ -54,8 +64,8 @@ class Redelivery:
     def delayed(self) -> dict[str, list[PointerRange]]:
         """Returns what the broker itself keeps until its time comes, by magazine."""
         found: dict[str, list[PointerRange]] = {}
-        for _, magazine, runs in self._delayed.values():
-            found.setdefault(magazine, []).extend(runs)
+        for one in self._delayed.values():
+            found.setdefault(one.magazine, []).extend(one.runs)
         return found
 
     def give_back(self, magazine: str, runs: list[PointerRange], crashed: bool = False) -> None:
@@ -65,10 +75,11 @@ class Redelivery:
             self._returning += 1
             self._threads.call(self._reload, self._reloaded, (magazine, runs, crashed))
 
-    def give_back_later(self, magazine: str, runs: list[PointerRange], delay_s: float, owner: str) -> None:
+    def give_back_later(self, magazine: str, runs: list[PointerRange], delay_s: float, owner: str, user: str) -> None:
         """The same after a while; until then they are claimed by this broker, in the store too: ``owner``, who gave them up,
-        may end meanwhile."""
+        may end meanwhile. They count among what waits for the ``user``. Raises TooManyRequestsError."""
         number, broker = next(self._numbers), self._context.broker
+        broker.waiting.begin(user, len(runs))
 
         def hand_over(_: None) -> None:
             self._magazines.renew_claims(magazine, as_pointers(runs), owner, to_owner=broker.owner)
@@ -76,17 +87,20 @@ class Redelivery:
         self._threads.call(hand_over, lambda _: None, None)
 
         def now() -> None:
-            self._delayed.pop(number, None)
-            self.give_back(magazine, runs)
+            self._give_back_delayed(self._delayed.pop(number))
 
-        self._delayed[number] = broker.loop.call_later(delay_s, now), magazine, runs
+        self._delayed[number] = _Delayed(broker.loop.call_later(delay_s, now), magazine, runs, user)
 
     def give_back_delayed(self) -> None:
         """All of them now: the broker ends."""
         delayed, self._delayed = self._delayed, {}
-        for timer, magazine, runs in delayed.values():
-            timer.cancel()
-            self.give_back(magazine, runs)
+        for one in delayed.values():
+            one.timer.cancel()
+            self._give_back_delayed(one)
+
+    def _give_back_delayed(self, one: _Delayed) -> None:
+        self._context.broker.waiting.end(one.user, len(one.runs))
+        self.give_back(one.magazine, one.runs)
 
     def _reload(
         self, what: tuple[str, list[PointerRange], bool]

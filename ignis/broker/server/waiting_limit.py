@@ -1,8 +1,8 @@
-"""How many requests the broker holds back for one user: FIREs, CONSUMEs and WAITs that wait for messages.
+"""How many requests the broker holds back for one user: FIREs, CONSUMEs and WAITs that wait for messages, and delayed NACKs.
 
 Each takes memory for as long as it waits, and the load that ends it, or the time, may end many thousands at once. A
 connection may have no more than ``broker.max_pending``; this bounds those of all connections of a user, or, without users, of
-an address.
+an address. A NACK counts by the runs of pointers that it names, until they are given back, whatever becomes of its connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class WaitingLimit:
         self._most = most
         self._counts: Counter[str] = Counter()
 
-    def begin(self, user: str) -> None:
-        """Raises TooManyRequestsError."""
-        count = self._counts[user]
-        if count >= self._most:
-            raise TooManyRequestsError(count + 1, self._most, "broker.max_waiting_per_user")
-        self._counts[user] = count + 1
+    def begin(self, user: str, more: int = 1) -> None:
+        """So many more wait. Raises TooManyRequestsError."""
+        count = self._counts.get(user, 0) + more
+        if count > self._most:
+            raise TooManyRequestsError(count, self._most, "broker.max_waiting_per_user")
+        self._counts[user] = count
 
     def end(self, user: str, count: int = 1) -> None:
         """So many wait no longer."""

@@ -17,7 +17,7 @@ from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.errors import BadRequestError, ConfigError, QueueNotFoundError
+from ignis.errors import BadRequestError, ConfigError, QueueNotFoundError, TooManyRequestsError
 from ignis.message import Message
 from ignis.native import Record, encode_record
 from ignis.storage.base import FireResult, Pointers
@@ -201,6 +201,30 @@ def test_nack_gives_back(client: SyncClient) -> None:
     found = client.consume("q", 1, wait_s=WAIT_S)
     assert texts(found) == ["a"]
     assert client.ack("q", places(found)) == 1
+
+
+def test_delayed_nacks_of_a_user_are_bounded_and_count_until_their_time(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with RunningBroker(url, settings={"max_waiting_per_user": 2}) as broker, broker.client() as client:
+        waiting = broker.broker.context.waiting
+        client.ask(requests.create_queue("q", {"shards": 4, "durability": "none", "codec": "raw"}))
+        publish(client, "a", "b", "c")
+        with broker.client() as other:
+            first, second, found = (other.consume("q", 1, wait_s=WAIT_S) for _ in range(3))
+            for one in (first, second):
+                assert other.ask(requests.nack("q", places(one), delay_s=3_600)) == 1
+            with pytest.raises(TooManyRequestsError, match=r"broker\.max_waiting_per_user"):
+                other.ask(requests.nack("q", places(found), delay_s=0.01))
+            assert other.ack("q", places(found)) == 1, "it holds what it could not give back"
+        assert broker.on_loop(lambda: sum(waiting._counts.values())) == 2, "its connection is gone"
+        with pytest.raises(TooManyRequestsError):
+            client.consume("q", 1, wait_s=WAIT_S)
+    with RunningBroker(url, settings={"max_waiting_per_user": 2}) as broker, broker.client() as client:
+        waiting = broker.broker.context.waiting
+        for _ in range(3):
+            assert client.ask(requests.nack("q", places(client.consume("q", 2, wait_s=WAIT_S)), delay_s=0.01)) == 2
+            eventually(lambda: not broker.on_loop(lambda: sum(waiting._counts.values())))
+        assert info(client)["pending"] == 2
 
 
 def test_nack_sets_aside_with_a_reason(client: SyncClient) -> None:

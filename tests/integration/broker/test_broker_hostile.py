@@ -73,8 +73,8 @@ LIMITS: dict[str, tuple[str, str]] = {
         "test_who_asks_for_much_at_once_does_not_hold_up_a_login",
     ),
     (
-        "requests of a user that wait for messages (FIRE with `timeout_ms`, CONSUME, WAIT), over all connections; "
-        "without users of an address"
+        "requests of a user that wait for messages (FIRE with `timeout_ms`, CONSUME, WAIT) and runs of pointers of delayed "
+        "NACKs, over all connections; without users of an address"
     ): ("test_broker_held_fires", "test_a_user_has_so_many_requests_that_wait"),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
     "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_inbox_holds_senders_back"),
