@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import ssl
@@ -134,7 +133,7 @@ async def _serve(
     made: Broker, health_bind: str | None, public: bool, started: Callable[[HttpEndpoint | None], Any]
 ) -> None:
     from ignis.broker.server.health import broker_endpoint, loop_answers
-    from ignis.broker.server.heap import keep_freed_memory
+    from ignis.broker.server.heap import collect_little, keep_freed_memory
 
     signals = 0
 
@@ -147,9 +146,7 @@ async def _serve(
 
     keep_freed_memory()
     await made.start()
-    # What lives as long as the process need not be looked through again and again: that would hold up every request.
-    gc.collect()
-    gc.freeze()
+    collect_little()
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, on_signal, number)

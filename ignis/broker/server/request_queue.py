@@ -30,8 +30,12 @@ _MOST_RUNS = 64
 _AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
 _MOST_LOOKS = 2
 """Requests of one connection that read what may be much, at a time. They take turns with those of others."""
-_MAY_BE_LARGE = BULKY | {int(Command.METADATA), int(Command.HELD)}
-"""Not given to a user who is held back. These two are asked for often, and small as a rule: no room is kept for them."""
+_MAY_BE_LARGE = BULKY | {
+    int(Command.METADATA), int(Command.HELD), int(Command.CLAIM), int(Command.QUEUE_GET), int(Command.QUEUE_INFO),
+    int(Command.QUEUE_REPLACE), int(Command.CREATE_QUEUE),
+}  # fmt: skip
+"""Not given to a user who is held back. Those that are named are asked for often, and small as a rule: no room is kept for them.
+A queue's record is up to 64 KiB (`extra`)."""
 _PAGE_BYTES = dict.fromkeys((int(Command.QUEUE_LIST), int(Command.LIST_QUEUES), int(Command.NAMES)), 1 << 20)
 """Room that is kept for one answer. Every client lists the queues now and then: with more for each they would be a crowd."""
 _ANSWER_ALONE = frozenset(number for number, row in TABLE.items() if row.repeats)

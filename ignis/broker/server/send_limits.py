@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
+from ignis.broker.server.heap import begin_crowd, end_crowd
 from ignis.broker.server.state import BrokerState
 from ignis.config import BrokerSettings
 
@@ -118,12 +119,14 @@ class SendLimits:
             self._written = self._state.bytes_out
             most = self._counted + self._making
             self.held_back = self._of_too_much() if most > 2 * settings.max_unread_bytes else frozenset()
-        self.allowed_bytes = settings.max_outbound_bytes
+        was_crowded, self.allowed_bytes = self.crowded, settings.max_outbound_bytes
         if most > settings.max_unread_bytes:
             share = settings.max_unread_bytes // (_PARTS * max(1, len(self._sessions)))
             if most > 2 * settings.max_unread_bytes:
                 share = 0
             self.allowed_bytes = min(settings.max_outbound_bytes, max(_LEAST_BYTES, share))
+        if was_crowded != self.crowded:
+            (begin_crowd if self.crowded else end_crowd)()
 
     def _of_too_much(self) -> frozenset[str]:
         """Who leaves more than an equal part of the limit."""

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from ignis.broker.server.application import Application
 from ignis.broker.server.application_table import ApplicationTable
 from ignis.broker.server.context import BrokerContext
+from ignis.broker.server.heap import collect_all
 from ignis.broker.server.session import Session
 from ignis.errors import BrokerError
 from ignis.log_format import event_text
@@ -20,6 +21,8 @@ log = logging.getLogger("ignis.broker")
 
 _TICK_S = 0.25
 _TIDY_S = 60.0
+_FEW = 1_000
+"""Requests of which there is little to look through."""
 _POKE_S = 10.0
 _RENEW_S = 0.5
 _AT_ONCE = 256
@@ -90,6 +93,8 @@ class Ticker:
                 tidy_s = now
                 for application in self._table.all:
                     application.tidy()
+                if sum(session.pending for session in self._sessions) < _FEW:
+                    collect_all()
 
     def _end_overdue(self, now: float) -> None:
         for session, why in self._context.receiving.overdue(now):
