@@ -400,8 +400,8 @@ class ConsumerSettings(_Settings):
     spin_us: int = _setting(
         0,
         "how long a consumer polls an empty queue of the embedded store before it sleeps: a message is handled sooner, a core "
-        "is busy; where others want that core it is handled later, above all with durability `sync`; an event loop runs its "
-        "tasks meanwhile",
+        "is busy; where others want that core it is handled later, above all with durability `sync`; coroutine handlers "
+        "gain nothing, as their loop looks between its tasks",
         0,
         100_000,
     )
@@ -760,7 +760,11 @@ class BrokerSettings(_Settings):
     drain_timeout_s: float = _setting(30, "how long a stop waits for pending answers", 0, 86_400)
     max_wait_s: float = _setting(30, "longest wait for messages in one request of a client", 0.1, 300)
     max_waiting_per_user: int = _setting(
-        32_768, "requests of one user, without users of one address, that may wait for messages", 1, 10_000_000
+        32_768,
+        "requests of one user, without users of one address, that may wait for messages; delayed NACKs count by their runs of "
+        "pointers",
+        1,
+        10_000_000,
     )
     max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)
     store_threads: int = _setting(8, "threads that call the store", 1, 256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -17,10 +18,13 @@ from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import ConfigError, MainGuardError
+from ignis.log_format import event_text
 from ignis.main_guard import imported_by_worker
-from ignis.urls import absolute
+from ignis.urls import absolute, redacted
 
 __all__ = ["find_app", "sweep", "worker"]
+
+log = logging.getLogger("ignis.cli")
 
 
 @click.command(short_help="Runs the handlers of an application, until stopped.")
@@ -92,12 +96,25 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
     if given.autoscale is not None:
         raise click.UsageError("--autoscale needs --processes")
     app = find_app(target)
+    if not state.url:
+        _warn_of_another_url(app.url)
     app.url = absolute(state.url) if state.url else app.url
     app.client_id = state.client_id or app.client_id
     app.farm_id = state.farm_id or app.farm_id
     if given.max_running is not None:
         app.context.turns.bound(given.max_running)
     return worker_processes.work_here(state, app, given)
+
+
+def _warn_of_another_url(used: str | None) -> None:
+    """Other commands look at the store of ``IGNIS_URL``; an application that names one in its code works on that."""
+    named = os.environ.get("IGNIS_URL", "")
+    if named and used and absolute(named) != absolute(used):
+        log.warning(
+            event_text("worker_url_differs", "the application works on %s, which its code names, and not on IGNIS_URL (%s); "
+                       "--url goes before both"),
+            redacted(used), redacted(named),
+        )  # fmt: skip
 
 
 def find_app(target: str) -> Ignis:

@@ -259,6 +259,19 @@ def test_a_burst_does_not_wait_for_a_queue_that_is_publish_only(tmp_path: Path, 
         assert [app.queue(name, str).main.pending() for name in ("zero", "one")] == [2, 0]
 
 
+def test_who_works_on_another_store_than_the_environment_names_is_told(tmp_path: Path, url: str) -> None:
+    (tmp_path / "own.py").write_text(
+        f"import ignis\napp = ignis.Ignis({url!r})\n@app.queue('q', str).handler\ndef handle(body): ...\n"
+    )
+    command = [sys.executable, "-m", "ignis", "worker", "own", "--burst"]
+    for named, more in ((url, []), (f"{url}2", []), (f"{url}2", ["--url", url])):
+        ended = subprocess.run(
+            [*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "IGNIS_URL": named},
+        )  # fmt: skip
+        assert ("not on IGNIS_URL" in ended.stderr) is (named != url and not more), ended.stderr
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:
     process = start()
     with Ignis(url) as app:
