@@ -50,8 +50,10 @@ class QueueDefinition(Generic[M]):
         self._given = {key: value for key, value in settings.items() if value is not None}
         if SHOVEL_RETRY in self._given:  # which need not be text
             self._given[SHOVEL_RETRY] = stored_policy(self._given[SHOVEL_RETRY], app.file)
-        self.settings = self._asked = self._resolved()
+        self.settings = self._resolved()
         """Those in force."""
+        self.asked = self.settings
+        """Those that were asked for, before the store was."""
         self.codec: BodyCodec[M] = BodyCodec(type, self.settings.codec, self.settings.strict)
         self.spec: HandlerSpec | None = None
         """The handler that is registered."""
@@ -241,9 +243,9 @@ class QueueDefinition(Generic[M]):
         self.registration = self._new_registration()
         self.unused = True
         if made is not None:
-            self.type, self._given, self._asked = made.type, made._given, made._asked
+            self.type, self._given, self.asked = made.type, made._given, made.asked
         # Not resolved again: closing must not fail because the environment was changed meanwhile.
-        self.settings = self._asked
+        self.settings = self.asked
         self.codec = BodyCodec(self.type, self.settings.codec, self.settings.strict)
         if self.spec is not None and self.spec.declared is not None:
             self.spec.concurrency = self.spec.declared

@@ -131,6 +131,11 @@ class QueueParts(Generic[M]):
         """Whether the queue was opened in the store."""
         return self._main is not None
 
+    @property
+    def asked(self) -> QueueSettings:
+        """The settings as they were asked for, before the store was."""
+        return self._definition.asked
+
     def take_expiry_of(self, other: QueueParts[Any]) -> None:
         """Takes over the time to live that the store chose for the same queue, from another object of it."""
         self._definition.take_expiry_of(other._definition)

@@ -42,7 +42,9 @@ class QueueTable:
                 ):
                     # Where nobody says, the store does, once the queue is open.
                     fresh.take_expiry_of(known)
-                if fresh.type is not known.type or (settings and fresh.settings != known.settings):
+                # Once it is open `settings` has what the store says where nobody else does: who asks for the same as before may.
+                same = fresh.settings == known.settings or fresh.asked == known.asked
+                if fresh.type is not known.type or (settings and not same):
                     if known.unused:
                         known.reset(fresh)
                         return known

@@ -503,6 +503,21 @@ def test_a_queue_made_twice_names_what_differs() -> None:
             app.queue("o", shards=8)
 
 
+def test_a_queue_that_is_stored_may_be_asked_for_again_as_before(tmp_path: Path) -> None:
+    """What nobody gave is then as the store has it, and no other than before."""
+    url = f"embedded://{tmp_path / 'store'}"
+    settings: dict[str, Any] = {"shards": 4, "max_returns": 7}
+    with ignis.Ignis(url) as app:
+        app.queue("o", dict, codec="json", message_expiry="1h", **settings).open()
+    with ignis.Ignis(url) as app:
+        for number in range(3):
+            queue = app.queue("o", dict, **settings)
+            queue.publish({"n": number})
+        assert queue is app.queue("o")
+        with pytest.raises(QueueMismatchError, match="shards = 4, now asked for with 8"):
+            app.queue("o", dict, shards=8, max_returns=7)
+
+
 @pytest.mark.parametrize("by", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_what_is_of_a_process_is_not_handed_to_another(memory_app: ignis.Ignis, by: Callable[[Any], Any]) -> None:
     queue = memory_app.queue("orders")
