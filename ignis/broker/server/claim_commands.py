@@ -136,6 +136,8 @@ def _resume(asked: Asked) -> Reply:
     if orphans:
         magazines.reload(head.magazine, as_pointers(orphans))
     runs = mine.take_all().get(head.magazine, [])
+    if runs:  # so that the broker which the client was connected to before knows that it lives
+        magazines.renew_claims(head.magazine, as_pointers(runs), asked.owner)
     count = sum(stop - start for _, start, stop in runs)
     return Reply(RESULT, pack(count), lambda peer: peer.claims.hold_only(head.magazine, runs, fired=head.renews))
 

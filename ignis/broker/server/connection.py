@@ -56,7 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._now = context.loop.time
         self.closed = False
         self.peer = ""
-        self.began_s = self.heard_s = self._now()
+        self.began_s = self.heard_s = self.spoke_s = self._now()
         self.stuck_since_s: float | None = None
         self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
         # Not by two calls of Python: the event loop asks before each read.
@@ -225,6 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         out, size = self.out, self._out_bytes
         self.out, self._out_bytes = [], 0
+        self.spoke_s = self._now()
         if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
             out = [b"".join(out)]
         self._state.bytes_out += size

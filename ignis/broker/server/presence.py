@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,9 @@ class Client(Caller, Protocol):
 
     instance: str
     """The client's own name for itself, the same on every connection."""
+    heard_s: float
+    spoke_s: float
+    """When anything came from it and went to it last, by the loop's clock."""
 
 
 Key = tuple[str, str, str, str]
@@ -31,6 +35,10 @@ Key = tuple[str, str, str, str]
 
 class _Lost(NamedTuple):
     held: InFlight
+    fired: InFlight
+    """What of it the client claimed by itself."""
+    at_ms: int
+    """Since when there was nothing between the client and this broker."""
     application: Application
     timer: asyncio.TimerHandle
     owner: str
@@ -70,6 +78,7 @@ class Presence:
         found = self._lost.get(_key(client))
         if found is not None:
             found.held.forget(magazine)
+            found.fired.forget(magazine)
 
     def leave(self, client: Client, application: Application) -> None:
         """A connection is gone. What it held waits a moment for its client to come back."""
@@ -79,22 +88,26 @@ class Presence:
             self._present[key] = others
         else:
             self._present.pop(key, None)
-        held = client.held
+        held, fired = client.held, client.claims.fired
         for other in others:
             for magazine in other.claims.resumed:
                 # Its client is here by another connection, and said what it holds: the rest never reached it.
                 rest = held.without(magazine, other.held.runs(magazine))
                 held.forget(magazine)
+                fired.forget(magazine)
                 application.give_back(magazine, rest)
         if not held:
             return
+        quiet_s = self._context.loop.time() - max(client.heard_s, client.spoke_s)
+        at_ms = int((time.time() - quiet_s) * 1000) + 1
         known = self._lost.pop(key, None)
         if known is not None:
             known.timer.cancel()
             held.join(known.held)
+            fired.join(known.fired)
         delay_s = 0 if self._context.state.draining else self._context.settings.redeliver_after_s
         timer = self._context.loop.call_later(delay_s, self._redeliver, key)
-        self._lost[key] = _Lost(held, application, timer, client.owner)
+        self._lost[key] = _Lost(held, fired, at_ms, application, timer, client.owner)
 
     def _redeliver(self, key: Key) -> None:
         lost = self._lost.pop(key)
@@ -102,6 +115,11 @@ class Presence:
         state = self._context.state
         state.redelivered += lost.held.count
         crashed = not state.draining and key not in self._present
+        if crashed:
+            for magazine, fired in lost.fired.take_all().items():
+                # Claims that were renewed since are the client's, by way of another broker of the store.
+                lost.held.take(magazine, fired)
+                lost.application.redelivery.give_back_unless_renewed(magazine, fired, lost.owner, lost.at_ms)
         for magazine, runs in lost.held.take_all().items():
             log.info(
                 event_text(

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ignis.broker.protocol.in_flight import PointerRange, as_pointers
+from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.setting_aside import SettingAside
 from ignis.errors import IgnisError, QueueNotFoundError, UnreadableMessageError
@@ -32,6 +32,8 @@ log = logging.getLogger("ignis.broker")
 _BATCH = 128
 """Messages rewritten in one transaction: each may have the size of the largest."""
 _AGAIN_S = 1.0
+_MOST_LOOKED_AT = 65_536
+"""Claims of one client in one shard. What it has beyond them is left to the sweeper."""
 
 
 class _Delayed(NamedTuple):
@@ -74,6 +76,39 @@ class Redelivery:
         if runs:
             self._returning += 1
             self._threads.call(self._reload, self._reloaded, (magazine, runs, crashed))
+
+    def give_back_unless_renewed(self, magazine: str, runs: list[PointerRange], owner: str, since_ms: int) -> None:
+        """`give_back` of what a lost client claimed, without what it has renewed since: it is at another broker of the store, and
+        goes on with that there."""
+
+        def still_lost(_: None) -> list[PointerRange]:
+            found = InFlight()
+            for shard in sorted({shard for shard, _, _ in runs}):
+                for one in self._magazines.abandoned(magazine, shard, since_ms, _MOST_LOOKED_AT, owner=owner):
+                    if one.fired_at_ms <= since_ms:
+                        found.add(magazine, [(shard, one.pointer, one.pointer + 1)])
+            return found.take(magazine, runs)
+
+        def looked(lost: list[PointerRange]) -> None:
+            self._returning -= 1
+            if lost:
+                log.info(
+                    event_text(
+                        "lost_client_gives_back",
+                        "%d run(s) of %s, claimed by a client whose connection was lost, go back",
+                    ),
+                    len(lost),
+                    magazine,
+                )
+            self.give_back(magazine, lost, crashed=True)
+
+        def failed(exc: BaseException) -> None:
+            self._returning -= 1
+            if not isinstance(exc, QueueNotFoundError):
+                self.give_back(magazine, runs, crashed=True)  # tried again until the store takes it
+
+        self._returning += 1
+        self._threads.call(still_lost, looked, None, failed)
 
     def give_back_later(self, magazine: str, runs: list[PointerRange], delay_s: float, owner: str, user: str) -> None:
         """The same after a while; until then they are claimed by this broker, in the store too: ``owner``, who gave them up,

@@ -353,6 +353,43 @@ def test_a_broker_that_drains_does_not_wait_for_a_handler_that_waits_for_the_nex
             app.close()
 
 
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_a_client_that_is_at_another_broker_is_not_lost(tmp_path: Path, new_app: MakeApp, kind: str) -> None:
+    """Its claims are its own, also for the broker that it was connected to before."""
+    url, settings = f"embedded://{tmp_path}/store", {"redeliver_after_s": 2.0}
+    with RunningBroker(url, settings=settings) as first, RunningBroker(url, settings=settings) as second:
+        app = new_app(f"{first.url}?retry_wait_s=0.01")
+        begun, gate = [], threading.Event()
+
+        def handle(message: str) -> None:
+            begun.append(message)
+            assert gate.wait(WAIT_S)
+
+        async def handle_in_loop(message: str) -> None:
+            begun.append(message)
+            await asyncio.to_thread(gate.wait, WAIT_S)
+
+        queue = app.queue("q", str)
+        queue.handler(handle if kind == "thread" else handle_in_loop, concurrency=3)
+        app.start()
+        queue.publish("one")
+        eventually(lambda: begun == ["one"])
+        client: SyncClient = app.store.client  # type: ignore[attr-defined]
+        client.address = BrokerAddress("127.0.0.1", second.port)
+        first.on_loop(lambda: [session.abort() for session in list(first.broker.sessions)])
+        eventually(lambda: second.on_loop(lambda: sum(one.held.count for one in second.broker.sessions)) == 1)
+        eventually(lambda: not first.on_loop(lambda: first.broker._presence._lost))
+        eventually(lambda: first.on_loop(lambda: all(one.redelivery.idle for one in first.broker.applications)))
+        time.sleep(0.2)
+        assert begun == ["one"], "nobody was given it beside"
+        gate.set()
+        wait_idle(queue)
+        assert begun == ["one"]
+        queue.publish("two")  # a client that is gone for good is lost as ever
+        eventually(lambda: begun == ["one", "two"])
+        app.stop()
+
+
 @pytest.mark.parametrize("held_by_another_s", [0.4, 30.0])
 def test_who_waits_for_another_threads_attempt_waits_no_longer_than_it_is_told(
     tmp_path: Path, held_by_another_s: float
