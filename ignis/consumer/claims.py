@@ -174,6 +174,14 @@ class Claims:
         if not result.more:
             self._empty_at = seen
 
+    def _patience_s(self) -> float:
+        """How long one `fire_next` may wait."""
+        return max(self._settings.idle_poll_s, self._magazines.holds_fires_s)
+
+    def _still_empty(self, seen: int, number: int) -> int | None:
+        """What `_empty_at` is behind a `fire_next` that claimed nothing. By itself a store is looked at anew."""
+        return seen if number == seen and self._magazines.holds_fires_s else None
+
     def _rest(self) -> None:
         """No claim follows for now."""
         self._idled = False
@@ -343,21 +351,22 @@ class ThreadClaims(Claims):
         try:
             if self._dispatcher.returned or self._sleep(seen, wait_s):
                 return
-            wait_s = min(wait_s, self._settings.idle_poll_s)
             fired = None
             if self._tray is None or self._tray.turn is None:  # if not, it claims when it is its turn
                 fired = self._magazines.fire_next(
-                    self._name, min(want, self._settings.max_claim), self._owner, seen, wait_s, self._recall,
-                    max_bytes=self._room_bytes(),
+                    self._name, min(want, self._settings.max_claim), self._owner, seen, min(wait_s, self._patience_s()),
+                    self._recall, max_bytes=self._room_bytes(),
                 )  # fmt: skip
             if fired is None:
-                self._magazines.idle(self._name, seen, wait_s)
+                self._magazines.idle(self._name, seen, min(wait_s, self._settings.idle_poll_s))
             elif (result := fired[1]) is not None:
                 if result.claims:
                     self._fruitless = 0
                     self._take(result, fired[0])
                     return
                 self._take(result, fired[0])
+            else:
+                self._empty_at = self._still_empty(seen, fired[0])
             self._fruitless += 1
         except IgnisError as exc:
             self._wait_after(exc)

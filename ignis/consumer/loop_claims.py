@@ -384,11 +384,12 @@ class LoopClaims(Claims):
             raise
 
     def _fire_away(self, want: int, empty_at: int | None) -> None:
-        seen, result, failed = 0, None, None
+        seen, result, failed, still_empty = 0, None, None, None
         try:
             next_one = None if empty_at is None else self._wait_away(want, empty_at)
             if next_one is not None:
                 seen, result = next_one
+                still_empty = None if result is not None or empty_at is None else self._still_empty(empty_at, seen)
             elif empty_at is None or not self._has_other_work():
                 seen = self._magazines.wait(self._name, -1, 0)
                 result = self._magazines.fire(
@@ -399,7 +400,7 @@ class LoopClaims(Claims):
         assert self._loop is not None
         while True:
             try:
-                self._loop.call_soon_threadsafe(self._step_back, seen, result, failed)
+                self._loop.call_soon_threadsafe(self._step_back, seen, result, failed, still_empty)
                 return
             except MemoryError:
                 time.sleep(NO_MEMORY_S)
@@ -417,7 +418,7 @@ class LoopClaims(Claims):
             if self._has_other_work():
                 return None
             next_one = self._magazines.fire_next(
-                self._name, min(want, self._settings.max_claim), self._owner, empty_at, self._settings.idle_poll_s,
+                self._name, min(want, self._settings.max_claim), self._owner, empty_at, self._patience_s(),
                 self._recall, max_bytes=self._room_bytes(),
             )  # fmt: skip
             if next_one is None:
@@ -427,7 +428,9 @@ class LoopClaims(Claims):
             set_spin(0)
             self._waits_away = False
 
-    def _step_back(self, seen: int, result: FireResult | None, failed: BaseException | None) -> None:
+    def _step_back(
+        self, seen: int, result: FireResult | None, failed: BaseException | None, still_empty: int | None
+    ) -> None:
         self._away = False
         if self._over:
             run_soon(lambda: self._give_back(result))
@@ -440,6 +443,8 @@ class LoopClaims(Claims):
                 raise failed
             elif result is not None:
                 self._take(result, seen)
+            elif still_empty is not None:
+                self._empty_at = still_empty
         except MemoryError as exc:
             self._passing(exc)  # what was not handed out is given back
         except BaseException as exc:

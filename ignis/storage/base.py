@@ -373,9 +373,16 @@ class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
         """`wait` and the `fire` that follows it, in one call that needs no interpreter in between; None where a store cannot.
 
         ``recall`` ends it without a claim: set it, then `wake`. Returns (sequence number before the claim, what was claimed), or
-        (number, None) when the time ran out, it was recalled, or a claim has to be made by `fire`.
+        (number, None) when the time ran out, it was recalled, or a claim has to be made by `fire`. Where `holds_fires_s` is not 0
+        the number is ``seen`` then only if there was nothing to claim all the while.
         """
         return None
+
+    @property
+    def holds_fires_s(self) -> float:
+        """For how long one `fire_next` may wait: who holds it back sees every load, so that no look in between is needed. 0 = no
+        longer than the caller would wait between two looks."""
+        return 0.0
 
     calls_back = False
     """Whether `on_load` does, and `try_fire` leaves nothing for later: who must not wait may claim without a thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_it_is_said_once_and_so_is_the_return(
     monkeypatch.setattr(sync_client, "_AWAY_S", 0.0)
     refusing(monkeypatch, 5)
     found = client()
-    assert found._open(10) == "a connection"
+    assert found._open(10, time.monotonic() + 10) == "a connection"
     said = [(one.levelname, one.getMessage()) for one in caplog.records]
     assert said == [
         ("WARNING", f"no connection to {found.address.name} for 0 s, trying again: [Errno 111] Connection refused"),
@@ -56,12 +57,12 @@ def test_how_long_it_is_away_counts_over_all_calls(
     refusing(monkeypatch, 1_000_000)
     found = client()
     with pytest.raises(StoreUnreachableError):
-        found._open(0.05)
+        found._open(0.05, time.monotonic() + 0.05)
     assert caplog.records == [], "two seconds are nothing to speak of"
     assert found._away_since_s is not None
     found._away_since_s -= 5
     with pytest.raises(StoreUnreachableError):
-        found._open(0.05)
+        found._open(0.05, time.monotonic() + 0.05)
     assert [one.getMessage().partition(" for ")[2] for one in caplog.records] == [
         "5 s, trying again: [Errno 111] Connection refused"
     ]
@@ -74,5 +75,5 @@ def test_who_gets_the_error_is_told_nothing_beside_it(
     monkeypatch.setattr(sync_client, "_AWAY_S", 0.0)
     refusing(monkeypatch, 1_000_000)
     with pytest.raises(StoreUnreachableError):
-        client(**kind)._open(0.05)
+        client(**kind)._open(0.05, time.monotonic() + 0.05)
     assert caplog.records == []

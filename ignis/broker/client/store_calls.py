@@ -23,6 +23,7 @@ from ignis.errors import (
     ClosedError,
     ConnectionLostError,
     FrameTooLargeError,
+    IgnisError,
     StoreTimeoutError,
     StoreUnreachableError,
     TooManyRequestsError,
@@ -40,6 +41,8 @@ _PAUSE_S = 0.25
 _SHORT_PAUSE_S = 0.002
 LOOK_S = 1.0
 """So often a queue is looked at for which nobody can wait."""
+_WAKE_S = 2.0
+"""So long a broker has to end what it holds back."""
 _WAITING_SHARE = 0.75
 """Of the requests that a connection may have open: so many may be held back by the broker. The rest is for all others."""
 _FRAME_ROOM_BYTES = 4_096
@@ -72,6 +75,8 @@ class StoreCalls:
         self._closing = False
         self._waits: dict[Slot, SyncConnection] = {}
         self._waits_lock = threading.Lock()
+        self._deaf: tuple[SyncConnection, float] | None = None
+        """The connection over which a `wake` had no answer, and when anything was heard over it last."""
 
     @property
     def broker(self) -> Connected | None:
@@ -156,16 +161,26 @@ class StoreCalls:
             raise ClosedError("store is closed") from None
         time.sleep(min(wanted_s, max(0.0, most_s)))
 
-    def held_back(self, request: ClientRequest[T], sent: Callable[[SyncConnection, float], None] | None = None) -> T:
+    def held_back(
+        self,
+        request: ClientRequest[T],
+        sent: Callable[[SyncConnection, float], None] | None = None,
+        *,
+        claims: bool = False,
+    ) -> T:
         """Asks what the broker holds back for long; `close` ends it. Raises as `SyncClient.ask`, which it never repeats, and
         TooManyRequestsError when so many wait already that others would find no room on the connection.
 
         Args:
             sent: called behind the sending, with the connection, and until when more may be sent on it.
+            claims: it may claim. On a new connection what is held is said first, and that waits for every claim that is under
+                way: then ConnectionLostError, and nothing was sent.
         """
         with self.call() as client:
             slot = Slot()
             connection = client.connect()
+            if claims and not self.tracking.in_step:
+                raise ConnectionLostError("what is held is not said yet on a new connection", sent=False)
             deadline = time.monotonic() + client.settings.timeout_s + request.extra_s
             most = _most_waiting(connection)
             with self._waits_lock:
@@ -191,6 +206,28 @@ class StoreCalls:
                 raise answer.error
             return request.parse(answer.payload)
 
+    def wake(self, request: ClientRequest[None]) -> None:
+        """Ends what the broker holds back of a magazine. Nothing to do without a connection: then nobody waits there. Of a broker
+        that does not answer it ends here whatever waits: a stop would wait for each of them, and for each queue."""
+        with self.call() as client:
+            connection = client.connection
+            if connection is None or not connection.alive:
+                return
+            if self._deaf != (connection, connection.heard_s):
+                try:
+                    client.ask(request, _WAKE_S)
+                    return
+                except StoreTimeoutError:
+                    self._deaf = connection, connection.heard_s
+            self._interrupt(ConnectionLostError("the broker does not answer", sent=True), connection)
+
+    def _interrupt(self, exc: IgnisError, only: SyncConnection | None = None) -> None:
+        with self._waits_lock:
+            waits = list(self._waits.items())
+        for slot, connection in waits:
+            if only in (None, connection):
+                connection.interrupt(slot, exc)
+
     def close(self, timeout_s: float) -> None:
         """Ends the calls that wait, waits for the others, and closes the client. Raises WaitTimeoutError."""
         self._closing = True
@@ -198,10 +235,7 @@ class StoreCalls:
         self.gate.close()
         deadline = time.monotonic() + timeout_s
         while True:
-            with self._waits_lock:
-                waits = list(self._waits.items())
-            for slot, connection in waits:
-                connection.interrupt(slot, ClosedError("store is closed"))
+            self._interrupt(ClosedError("store is closed"))
             try:
                 self.gate.wait_empty(min(0.05, max(0.0, deadline - time.monotonic())))
                 break

@@ -46,6 +46,8 @@ __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
 _LEAST_WAIT_S = 0.002
+_HELD_S = 10.0
+"""For so long the broker holds a FIRE back that finds nothing. One that is gone without a word is noticed that much later."""
 """A FIRE is not held back for less."""
 _MOST_BODY_BYTES = 65_536
 """Of a message that is put together with the interpreter lock held."""
@@ -167,6 +169,11 @@ class BrokerMagazines(BrokerLater, MagazineStore):
                 found.extend(result.claims)
         return result
 
+    @property
+    def holds_fires_s(self) -> float:
+        broker = self._calls.broker
+        return _HELD_S if broker is not None and broker.holds_fires else 0.0
+
     def fire_next(
         self,
         magazine: str,
@@ -185,9 +192,10 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         timeout_s = min(timeout_s, _MOST_WAIT_S)
         if timeout_s < _LEAST_WAIT_S or not calls.tracking.in_step:
             return None
+        look = seen + 1
         if not calls.may_wait:
             calls.pause(timeout_s, wanted_s=LOOK_S)
-            return seen, None
+            return look, None
         request = store_requests.fire(magazine, limit, owner, None, max_bytes, timeout_s)
 
         def sent(connection: SyncConnection, deadline: float) -> None:
@@ -198,14 +206,14 @@ class BrokerMagazines(BrokerLater, MagazineStore):
 
         try:
             with calls.tracking.claiming(magazine) as found:
-                result = calls.held_back(request, sent)
+                result = calls.held_back(request, sent, claims=True)
                 found.extend(result.claims)
         except TooManyRequestsError:
             calls.pause(timeout_s, wanted_s=LOOK_S)
-            return seen, None
+            return look, None
         except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError, DrainingError):
             calls.pause()
-            return seen, None
+            return look, None
         return seen, result if result.claims or result.expired or result.holes else None
 
     def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
@@ -345,11 +353,7 @@ class BrokerMagazines(BrokerLater, MagazineStore):
         return self._calls.wait(store_requests.wait(magazine, seen, min(timeout_s, _MOST_WAIT_S)), seen)
 
     def wake(self, magazine: str) -> None:
-        """Nothing to do without a connection: then nobody waits at the broker. A stop must not wait for one, for each queue."""
-        with self._calls.call() as client:
-            connection = client.connection
-        if connection is not None and connection.alive:
-            self._calls.ask(store_requests.wake(magazine))
+        self._calls.wake(store_requests.wake(magazine))
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         if only_empty:

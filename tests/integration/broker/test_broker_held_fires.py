@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from ignis import Ignis
+from ignis.broker.client import store_calls
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.server import load_notifier
+from ignis.broker.server.consumer_commands import ConsumerCommands
 from ignis.broker.server.dispatcher import Dispatcher
 from ignis.broker.server.load_notifier import Watch
 from ignis.broker.server.request_queue import RequestQueue
@@ -218,7 +220,7 @@ def test_a_connection_that_is_lost_ends_the_wait(broker: RunningBroker, new_app:
     held_back(broker, 1)
     (session,) = [one for one in broker.broker.sessions if one.consuming._pulls]
     broker.on_loop(session.abort)
-    assert waiting.end() == (0, None)
+    assert waiting.end() == (1, None), "another number: the queue is to be looked at"
     publish(app, b"first")
     eventually(lambda: app.store.magazines._calls.tracking.in_step)
     assert Waiting(app).bodies == [b"first"]
@@ -264,6 +266,49 @@ def test_a_handler_asks_once_for_a_message(
         held_back(broker, 1)
     idle_looks = 1 + time.monotonic() - began_s  # a queue is looked at once a second
     assert asked.count(Command.FIRE) <= idle_looks
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_an_idle_handler_asks_seldom(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Who holds its request back sees every load: it need not ask each second."""
+    app = new_app()
+    handle_with(app, kind)
+    app.start()
+    held_back(broker, 1)
+    time.sleep(1.2)
+    asked: list[int] = []
+    take = ConsumerCommands.take
+
+    def counted(self: ConsumerCommands, request: Any) -> bool:
+        asked.append(request.command)
+        return take(self, request)
+
+    monkeypatch.setattr(ConsumerCommands, "take", counted)
+    time.sleep(2.5)
+    assert sum(one in (Command.FIRE, Command.WAIT) for one in asked) <= 1
+    new_app().queue("q", bytes).publish(b"first")
+    eventually(lambda: handled(app) == 1)
+
+
+def test_of_a_broker_that_does_not_answer_nobody_waits_for_the_end_of_a_wait(
+    broker: RunningBroker, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_calls, "_WAKE_S", 0.1)
+    app = new_app()
+    waiting = [Waiting(app) for _ in range(3)]
+    held_back(broker, 3)
+    goes_on = threading.Event()
+    broker.broker.loop.call_soon_threadsafe(goes_on.wait, LONG_S)
+    try:
+        for _ in range(20):  # each would take its time
+            app.store.magazines.wake("q")
+        assert [one.end() for one in waiting] == [(1, None)] * 3
+    finally:
+        goes_on.set()
+    publish(app, b"first")
+    eventually(lambda: Waiting(app).bodies == [b"first"])
 
 
 @pytest.mark.parametrize("kind", ["thread", "async"])
