@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -15,11 +16,14 @@ from bench.peers.ports import answers, free_port
 from bench.processes import Server
 
 _STOP_TIMEOUT_S = 30.0
+_CREDIT = 1_024
+"""Messages that a subscription may hold."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class IgnisBroker(Peer):
-    """``via`` is how batches are published: ``publish_many`` or ``publisher``."""
+    """``via`` is how batches are published, and how a backlog is consumed: ``publish_many`` and pulls of a batch each, or
+    ``publisher`` and a subscription, which is sent messages while the last ones are handled."""
 
     how_publish = "queue.publish"
     how_drain = "client.consume n; ack: one per batch, not waited for; all answers settled at the end"
@@ -32,7 +36,11 @@ class IgnisBroker(Peer):
         self.durability = durability
         self.via = via
         self.settings = tuple(settings)
-        self.name = "ignis broker" if via == "publish_many" else "ignis broker, publisher"
+        self.name = "ignis broker" if via == "publish_many" else "ignis broker, publisher and subscription"
+        if via == "publisher":
+            self.how_drain = (
+                f"subscription of {_CREDIT:,}; ack: per delivery, not waited for; all answers settled at the end"
+            )
         self.how_batch = (
             "queue.publisher(): send each, flush at the end of the run" if via == "publisher" else "queue.publish_many"
         )
@@ -94,6 +102,8 @@ class BrokerSession(Session):
         self._pointers_of = pointers_of
         self._publisher: Any = self.queue.publisher() if peer.via == "publisher" else None
         self.publish = self.queue.publish
+        self._ends = contextlib.ExitStack()
+        self._subscription: Any = None
 
     def publish_later(self, body: bytes, delay_s: float) -> None:
         self.queue.publish(body, delay=delay_s)
@@ -111,6 +121,8 @@ class BrokerSession(Session):
             self._publisher.flush()
 
     def drain(self, limit: int, handle: Handle) -> int:
+        if self._publisher is not None:
+            return self._drain_subscribed(handle)
         found = self._client.consume(QUEUE, limit, 0.5)
         self._handled(found, handle)
         if found.claims:
@@ -118,6 +130,17 @@ class BrokerSession(Session):
             return int(found.total())
         self._client.wait_acks()
         return 0
+
+    def _drain_subscribed(self, handle: Handle) -> int:
+        if self._subscription is None:  # not before: who subscribes is sent messages while it still publishes
+            self._subscription = self._ends.enter_context(self._client.subscribe(QUEUE, _CREDIT))
+        found = self._subscription.receive(0.5)
+        if found is None:
+            self._subscription.wait_acks()
+            return 0
+        self._handled(found, handle)
+        self._subscription.ack_nowait(self._pointers_of(found))
+        return int(found.total())
 
     def _handled(self, found: Any, handle: Handle) -> None:
         record = self._record
@@ -127,7 +150,7 @@ class BrokerSession(Session):
 
     def listen(self, count: int, handle: Handle, deadline: float) -> int:
         done = 0
-        with self._client.subscribe(QUEUE, 1_024) as subscription:
+        with self._client.subscribe(QUEUE, _CREDIT) as subscription:
             while done < count and time.monotonic() < deadline:
                 found = subscription.receive(1.0)
                 if found is not None:
@@ -138,6 +161,7 @@ class BrokerSession(Session):
         return done
 
     def close(self) -> None:
+        self._ends.close()
         if self._publisher is not None:
             self._publisher.close()
         self.app.close()
