@@ -44,8 +44,9 @@ _CROWD_S = 0.2
 _QUICK_S = 0.000_004
 """A call that takes less did not let go of the interpreter: another thread would have to wait for it, and be no sooner."""
 
-_LATE_S = 0.002
-"""Who handles quick messages may be so much later than twice their time before another claims."""
+_LATE_S = 0.005
+"""Who handles quick messages may be so much later than twice their time before another claims: as long as the interpreter lets a
+thread go on that others wait for."""
 
 
 class Dispatcher:
