@@ -153,7 +153,9 @@ def test_who_is_soon_back_calls_nobody_until_it_is_late(away_s: float) -> None:
         other.join(WAIT_S)
 
 
-def test_a_watcher_takes_what_it_is_given_and_another_watches() -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_watcher_that_has_something_else_to_do_leaves_the_lead_to_another(ends: bool) -> None:
+    """Who led last may be at what it has for ever."""
     line = Line()
     first, second, third = line.tray(), line.tray(), line.tray()
     assert line.leading.take(first)
@@ -162,18 +164,19 @@ def test_a_watcher_takes_what_it_is_given_and_another_watches() -> None:
     line.leading.resign(3600.0)
     watcher = line.leading.watcher
     assert watcher is not None
-    watcher.put((7, [b"x"]))
-    started[watcher][0].join(WAIT_S)
-    assert started[watcher][1] == [(7, [b"x"])]
-    assert line.leading.watcher is None
-    assert line.leading.take(first)
-    line.leading.resign(3600.0)
+    if ends:
+        line.leading.gone(watcher)
+    else:
+        watcher.put((7, [b"x"]))
+        started[watcher][0].join(WAIT_S)
+        assert started[watcher][1] == [(7, [b"x"])]
     other = third if watcher is second else second
-    assert line.leading.watcher is other
-    line.leading.pass_on()
     eventually(lambda: line.led == [other])
+    assert line.leading.watcher is None
     line.over.set()
     started[other][0].join(WAIT_S)
+    watcher.ring()
+    started[watcher][0].join(WAIT_S)
 
 
 def test_nobody_leads_after_the_end() -> None:

@@ -127,7 +127,7 @@ class Tray:
                 self._bell.wait(max(0.0, until_s - time.monotonic()))
                 if leading.watcher is self and not self.parts:
                     overdue = not self._bell.wait(max(0.0, until_s - time.monotonic()), may_be_put_off=True)
-            if not leading.leave(self) and not overdue:
+            if not leading.leave(self, leads=overdue) and not overdue:
                 return
             if self.parts or time.monotonic() >= until_s or not leading.take(self):
                 leading.pass_on()  # it was called, and has something else to do by now
@@ -171,13 +171,16 @@ class Leading:
             self._leader = tray
             return False
 
-    def leave(self, tray: Tray) -> bool:
-        """The follower woke up. Whether it was called to lead: then it leads, or passes it on."""
+    def leave(self, tray: Tray, *, leads: bool = False) -> bool:
+        """The follower woke up. Whether it was called to lead: then, and with ``leads``, it leads or passes it on."""
         with self._lock:
             if tray not in self._followers:
                 return True
+            watched = self.watcher is tray
             self._remove(tray)
-            return False
+        if watched and not leads:
+            self.pass_on()  # it has something else to do, and who led last may be long at what it has
+        return False
 
     def resign(self, away_s: float = 0.0) -> None:
         """The leader has something else to do: another is called, or watches for so many seconds until it is."""
@@ -197,11 +200,14 @@ class Leading:
     def gone(self, tray: Tray) -> None:
         """Its thread has ended, in whatever way. Should it still lead, another is called."""
         with self._lock:
+            watched = self.watcher is tray
             if tray in self._followers:
                 self._remove(tray)
-            if self._leader is not tray:
-                return
-        self.resign()
+            leads = self._leader is tray
+        if leads:
+            self.resign()
+        elif watched:
+            self.pass_on()
 
     def pass_on(self) -> None:
         """Calls the follower that has slept least, if nobody leads."""
