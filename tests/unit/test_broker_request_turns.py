@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,6 +17,19 @@ from ignis.native.wire import ReadArea
 
 SLOW_S = 0.0005
 """What a request takes, so that a pass has room for few."""
+
+
+class FakeClock:
+    """In place of the module ``time``: only requests take any."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+CLOCK = FakeClock()
 
 
 class FakeLoop:
@@ -48,14 +60,14 @@ class FakeSession:
     def carry_out(self, request: Request) -> None:
         if request.payload == b"bad":
             raise RuntimeError("bad")
-        time.sleep(SLOW_S)
+        CLOCK.now_s += SLOW_S
         self.log.append((self.shares_with, request.request_id))
 
     def read_deferred(self, data: bytes) -> None:
         """Each byte is a request."""
         assert self.turns is not None
         requests = [Request(Command.QUEUE_INFO, number, b"1234") for number in data]
-        self.turns.take(self, requests, 0, time.perf_counter())
+        self.turns.take(self, requests, 0, CLOCK.perf_counter())
 
     def refuse(self, request_id: int, exc: BaseException) -> None:
         self.refused.append(request_id)
@@ -93,7 +105,7 @@ class Fixture:
         then: Callable[[], None] | None = None,
     ) -> None:
         requests = [Request(Command.QUEUE_INFO, number, payload) for number in range(first, first + count)]
-        self.turns.take(session, requests, 0, time.perf_counter(), then)
+        self.turns.take(session, requests, 0, CLOCK.perf_counter(), then)
 
     def run(self) -> None:
         """Passes until nobody is in the line."""
@@ -106,7 +118,8 @@ class Fixture:
 
 
 @pytest.fixture
-def fixture() -> Fixture:
+def fixture(monkeypatch: pytest.MonkeyPatch) -> Fixture:
+    monkeypatch.setattr(request_turns, "time", CLOCK)
     return Fixture()
 
 
@@ -152,7 +165,7 @@ def test_users_take_turns_however_many_connections_they_have(fixture: Fixture) -
 def test_few_are_read_again_in_a_pass(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is answered without being carried out takes time as well."""
     many = [fixture.session("many") for _ in range(50)]
-    began_s = time.perf_counter() - 1
+    began_s = CLOCK.perf_counter() - 1
     for one in many:
         fixture.turns.take(one, [], 60_000, began_s)
     assert all(one.unread for one in many)

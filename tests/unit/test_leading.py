@@ -153,8 +153,7 @@ def test_who_is_soon_back_calls_nobody_until_it_is_late(away_s: float) -> None:
         other.join(WAIT_S)
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_watcher_that_has_something_else_to_do_leaves_the_lead_to_another(ends: bool) -> None:
+def test_a_watcher_that_has_something_else_to_do_leaves_the_lead_to_another() -> None:
     """Who led last may be at what it has for ever."""
     line = Line()
     first, second, third = line.tray(), line.tray(), line.tray()
@@ -164,19 +163,30 @@ def test_a_watcher_that_has_something_else_to_do_leaves_the_lead_to_another(ends
     line.leading.resign(3600.0)
     watcher = line.leading.watcher
     assert watcher is not None
-    if ends:
-        line.leading.gone(watcher)
-    else:
-        watcher.put((7, [b"x"]))
-        started[watcher][0].join(WAIT_S)
-        assert started[watcher][1] == [(7, [b"x"])]
+    watcher.put((7, [b"x"]))
+    started[watcher][0].join(WAIT_S)
+    assert started[watcher][1] == [(7, [b"x"])]
     other = third if watcher is second else second
     eventually(lambda: line.led == [other])
     assert line.leading.watcher is None
     line.over.set()
     started[other][0].join(WAIT_S)
-    watcher.ring()
-    started[watcher][0].join(WAIT_S)
+
+
+def test_the_thread_of_a_watcher_ends_and_another_is_called() -> None:
+    leading = Leading()
+    line = Line()
+    line.leading = leading
+    first, other, watcher = line.tray(), line.tray(), line.tray()
+    assert leading.take(first)
+    assert leading.follow(other)
+    assert leading.follow(watcher)
+    leading.resign(3600.0)
+    assert leading.watcher is watcher
+    leading.gone(watcher)
+    assert leading.watcher is None
+    assert leading.leave(other), "it was called"
+    assert leading.take(other)
 
 
 def test_nobody_leads_after_the_end() -> None:
