@@ -208,7 +208,8 @@ class StoreCalls:
 
     def wake(self, request: ClientRequest[None]) -> None:
         """Ends what the broker holds back of a magazine. Nothing to do without a connection: then nobody waits there. Of a broker
-        that does not answer it ends here whatever waits: a stop would wait for each of them, and for each queue."""
+        that does not answer, or has no room for the request, it ends here whatever waits: a stop would wait for each of them, and
+        for each queue."""
         with self.call() as client:
             connection = client.connection
             if connection is None or not connection.alive:
@@ -219,6 +220,9 @@ class StoreCalls:
                     return
                 except StoreTimeoutError:
                     self._deaf = connection, connection.heard_s
+                except TooManyRequestsError as exc:
+                    if not _found_no_room(exc):
+                        raise
             self._interrupt(ConnectionLostError("the broker does not answer", sent=True), connection)
 
     def _interrupt(self, exc: IgnisError, only: SyncConnection | None = None) -> None:

@@ -46,9 +46,9 @@ __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
 _LEAST_WAIT_S = 0.002
+"""A FIRE is not held back for less."""
 _HELD_S = 10.0
 """For so long the broker holds a FIRE back that finds nothing. One that is gone without a word is noticed that much later."""
-"""A FIRE is not held back for less."""
 _MOST_BODY_BYTES = 65_536
 """Of a message that is put together with the interpreter lock held."""
 

@@ -113,13 +113,13 @@ class Presence:
         lost = self._lost.pop(key)
         lost.timer.cancel()
         state = self._context.state
-        state.redelivered += lost.held.count
         crashed = not state.draining and key not in self._present
         if crashed:
             for magazine, fired in lost.fired.take_all().items():
                 # Claims that were renewed since are the client's, by way of another broker of the store.
                 lost.held.take(magazine, fired)
                 lost.application.redelivery.give_back_unless_renewed(magazine, fired, lost.owner, lost.at_ms)
+        state.redelivered += lost.held.count
         for magazine, runs in lost.held.take_all().items():
             log.info(
                 event_text(

@@ -91,6 +91,7 @@ class Redelivery:
 
         def looked(lost: list[PointerRange]) -> None:
             self._returning -= 1
+            self._context.broker.state.redelivered += sum(stop - start for _, start, stop in lost)
             if lost:
                 log.info(
                     event_text(
@@ -104,8 +105,17 @@ class Redelivery:
 
         def failed(exc: BaseException) -> None:
             self._returning -= 1
-            if not isinstance(exc, QueueNotFoundError):
-                self.give_back(magazine, runs, crashed=True)  # tried again until the store takes it
+            if isinstance(exc, QueueNotFoundError):
+                return
+            self._context.said.warning(
+                event_text(
+                    "lost_claims_unseen", "what a lost client holds of %s cannot be looked at, all of it goes back: %s"
+                ),
+                magazine,
+                exc,
+                about=magazine,
+            )
+            self.give_back(magazine, runs, crashed=True)
 
         self._returning += 1
         self._threads.call(still_lost, looked, None, failed)

@@ -264,7 +264,7 @@ def test_a_handler_asks_once_for_a_message(
         publisher.queue("q", bytes).publish(b"%d" % number)
         eventually(lambda number=number: handled(app) == number + 1)
         held_back(broker, 1)
-    idle_looks = 1 + time.monotonic() - began_s  # a queue is looked at once a second
+    idle_looks = 1 + (time.monotonic() - began_s) / 10  # so often a FIRE that found nothing is made anew
     assert asked.count(Command.FIRE) <= idle_looks
 
 
