@@ -230,7 +230,9 @@ def test_a_broker_that_drains_ends_the_wait(broker: RunningBroker, new_app: Make
     waiting = Waiting(new_app())
     held_back(broker, 1)
     broker.stop()
-    assert waiting.end() == (0, None)
+    seen, found = waiting.end()
+    assert found is None
+    assert seen in (0, 1), "its answer, or the end of the connection, whichever the client sees first"
 
 
 def test_of_a_broker_that_does_not_hold_back_nothing_is_asked(new_app: MakeApp) -> None:
