@@ -1,8 +1,8 @@
 """The handler of the app-level tests, in a module of its own because worker processes import it.
 
 What it is told comes from the environment of the process: `IGNIS_TORTURE_URL`, `IGNIS_TORTURE_POOL`,
-`IGNIS_TORTURE_DURABILITY` and `IGNIS_TORTURE_LOG`, the file to which every handled message is appended: that survives
-the death of whoever wrote it.
+`IGNIS_TORTURE_DURABILITY`, `IGNIS_TORTURE_HOLD` (`consumer.max_unacked` and `consumer.max_chunk`) and
+`IGNIS_TORTURE_LOG`, the file to which every handled message is appended: that survives the death of whoever wrote it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ SHARDS = 3
 
 _log = os.open(os.environ["IGNIS_TORTURE_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 _rng = random.Random()
+_max_unacked, _max_chunk = map(int, os.environ["IGNIS_TORTURE_HOLD"].split(","))
 
 app = ignis.Ignis(
     os.environ["IGNIS_TORTURE_URL"],
     # It is called after loads, and looks for itself as seldom as it may.
-    consumer={"idle_poll_s": 1.0, "max_claim": 64, "max_chunk": 32},
+    consumer={"idle_poll_s": 1.0, "max_claim": 64, "max_chunk": _max_chunk, "max_unacked": _max_unacked},
     sweeper={"interval_s": 0.1, "initial_delay_s": 0},
 )
 queue = app.queue(QUEUE, bytes, shards=SHARDS, durability=os.environ["IGNIS_TORTURE_DURABILITY"], shovel_interval_s=0)

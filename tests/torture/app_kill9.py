@@ -21,8 +21,9 @@ from tests.torture.report import Outcome
 __all__ = ["app_kill9"]
 
 _KILLS_PER_ROUND = 5
-_WINDOW = 2 * 2 * 32
-"""Most messages that the workers of a consumer hold, by the settings in ``app_handlers``: two workers, two chunks."""
+_MAX_UNACKED, _MAX_CHUNK = 256, 32
+_DIES_WITH_A_CONSUMER = _MAX_UNACKED + 2 * 2 * _MAX_CHUNK
+"""What a killed consumer may have handled and not acknowledged: ``max_unacked``, and of its two workers two chunks each."""
 
 
 class _Scene:
@@ -42,6 +43,7 @@ class _Scene:
             IGNIS_TORTURE_DURABILITY=self.durability,
             IGNIS_TORTURE_POOL=self.pool,
             IGNIS_TORTURE_LOG=self.log,
+            IGNIS_TORTURE_HOLD=f"{_MAX_UNACKED},{_MAX_CHUNK}",
         )
 
     def queue(self) -> ignis.Queue[bytes]:
@@ -220,9 +222,9 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str) -> N
             outcome.fault(f"{where}: {ledger.corrupt} corrupt")
         verdict = ledger.verdict()
         outcome.take(verdict, where)
-        # Counted, not judged: acknowledgements that had gathered and were not stored yet come on top of the windows,
-        # and the consumer puts no limit on those.
-        outcome.add(over_windows=max(0, verdict.duplicates - deaths * _WINDOW))
+        most = deaths * _DIES_WITH_A_CONSUMER
+        if verdict.duplicates > most:
+            outcome.fault(f"{where}: {verdict.duplicates} handled twice, at most {most} by {deaths} deaths")
     finally:
         for one in [*dead, *living.values()]:
             one.close()
