@@ -32,11 +32,12 @@ from ignis.consumer.pools.base import HELD_UP_S, Call
 from ignis.consumer.runner import Runner, message_name, overrun_follows
 from ignis.consumer.taking import wait_for_memory
 from ignis.context import QueueContext
-from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
+from ignis.errors import ClosedError, IgnisError, QueueNotFoundError, UnreadableMessageError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.log_format import event_text
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CANCELLED, REASON_EXPIRED
+from ignis.native import Record
 from ignis.native.histogram import Histogram
 from ignis.storage.expired_log import ExpiredLog
 from ignis.upkeep import Timer, Turns, interpreter_wait_s, run_soon, timers_of
@@ -180,7 +181,7 @@ class Consumer:
             self._acker.renew_left(lambda: bool(self._in_hand) and getattr(self._pool, "lost_threads", 0) > 0)
         left = self._in_hand or self._acker.left or self._giving_back.pending
         clean = drained and stored and not left
-        if not clean:
+        if not (clean or self.idle):
             log.warning(
                 event_text(
                     "consumer_left_messages",
@@ -209,8 +210,7 @@ class Consumer:
                 event_text(
                     "handler_calls_left",
                     "handler %s of %s did not end within the %g s that a stop has (consumer.stop_timeout_s) and cannot be ended: "
-                    "%s; what it is at stays claimed, and goes to the sideline as abandoned when this process ends or closes "
-                    "its store"),
+                    "%s; what it is at stays claimed until this process ends or closes its store"),
                 self.spec.name, self._queue.name, timeout, self._named(self._pool.unended),
             )  # fmt: skip
 
@@ -260,8 +260,7 @@ class Consumer:
         """Paused, nothing claimed, every outcome stored: this consumer may go without touching any message."""
         if not self._claims.parked:
             return False
-        # In the order in which a message passes: what has left the one is seen in the other.
-        return not self.in_flight and not self.waiting
+        return self.idle
 
     @property
     def waiting(self) -> bool:
@@ -269,10 +268,21 @@ class Consumer:
         return self._acker.waiting
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is claimed, and every outcome is stored."""
+        # In the order in which a message passes: what has left the one is seen in the other.
+        return not self.in_flight and not self.waiting
+
+    @property
+    def used_up(self) -> bool:
+        """Whether all threads that it may have hang."""
+        return self._pool.used_up
+
+    @property
     def broken(self) -> bool:
         """Only a new process helps: it ended by an error, and not because its queue was removed, which is no fault of this
-        process; or all threads that it may have hang."""
-        return self._pool.used_up or (self.failed is not None and not isinstance(self.failed, QueueNotFoundError))
+        process; or it is `used_up`."""
+        return self.used_up or (self.failed is not None and not isinstance(self.failed, QueueNotFoundError))
 
     @property
     def concurrency(self) -> int:
@@ -295,10 +305,9 @@ class Consumer:
         for worker in list(self._pool.workers):
             one: dict[str, Any] = {"name": worker.name, "given": worker.outstanding}
             running = worker.running()
-            place = None if running is None else self._in_hand.place(running[0])
-            if running is not None and place is not None:
-                shard, pointer = place
-                one.update(shard=shard, pointer=pointer, messages=running[1], seconds=running[2])
+            with contextlib.suppress(LookupError):  # accounted for meanwhile
+                if running is not None:
+                    one.update(self._described(running))
             workers.append(one)
         told = [
             {"id": str(UUID(bytes=one.id)), "fraction": one.fraction, "text": one.text}
@@ -307,6 +316,21 @@ class Consumer:
         return {
             "in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers, "progress": told,
         }  # fmt: skip
+
+    def _described(self, call: Call) -> dict[str, Any]:
+        """A call for a person who asks. Raises LookupError when it is accounted for."""
+        first_id, messages, _ = call
+        chunk, index = self._in_hand.locate(first_id)
+        shard, pointer = chunk.place(index)
+        described: dict[str, Any] = {
+            "shard": shard,
+            "pointer": pointer,
+            "messages": messages,
+            "seconds": self._long_work.seconds(call),
+        }
+        with contextlib.suppress(UnreadableMessageError):
+            described["id"] = str(UUID(bytes=Record(chunk.records[index]).id))
+        return described
 
     def look_for_cancelled(self) -> None:
         """A message that this consumer may be at was cancelled just now. Raises the store's error."""
@@ -561,7 +585,8 @@ class Consumer:
 
     def _ended_by(self, exc: BaseException) -> None:
         """What fails must be seen: the consumer is marked failed, and says so in `stats` and the log."""
-        if not (isinstance(exc, (ClosedError, WaitTimeoutError)) and self._claims.stopping.is_set()):
+        passes = isinstance(exc, (ClosedError, WaitTimeoutError)) or (isinstance(exc, IgnisError) and exc.retryable)
+        if not (passes and self._claims.stopping.is_set()):  # at the end what is left claimed is the sweeper's
             self._fail(exc)
 
     def _fail(self, exc: BaseException) -> None:

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ignis.cancellation import forget_requests, requests_of
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.outcome import Failed, Failure, attempts_of
-from ignis.consumer.pools.base import Call
+from ignis.consumer.pools.base import INDEX_BITS, INDEX_MASK, Call
 from ignis.consumer.work import Work, any_seen, ask, told, was_seen, withdraw
 from ignis.context import QueueContext
 from ignis.errors import IgnisError, UnreadableMessageError
@@ -72,6 +73,10 @@ class LongWork:
         self.timer: Timer | None = None
         self._ended = False
         self._newest = 0  # the number of the newest chunk, at the last look
+        self._looked = False  # at the calls, with the last look
+        self._marks: deque[tuple[int, int]] = deque(maxlen=3)
+        """The number of the newest chunk, and when that was, in ms since 1970: when there was something to look after again, and
+        at the last looks."""
         self._said = LimitedLog(log)
         self._stored: dict[bytes, tuple[float, str]] = {}  # what of this consumer's is in the store
         self._since: dict[int, tuple[int, int]] = {}  # first request id of a call -> since, in ms since 1970; messages
@@ -86,7 +91,11 @@ class LongWork:
     def keep(self) -> None:
         """Something is in hand. Nothing to do where `timer` is set."""
         if self.timer is None:
+            self._mark(self._in_hand.numbers()[1])
             self._plan()
+
+    def _mark(self, newest: int) -> None:
+        self._marks.append((newest, time.time_ns() // 1_000_000))
 
     def end(self) -> None:
         """It is looked at nothing any more, and nothing is left behind."""
@@ -110,7 +119,7 @@ class LongWork:
         self.timer = None  # before it is looked: whoever adds something sees this, or is seen here
         if self._in_hand or self._unsettled:
             return False
-        self._newest, self._since = 0, {}
+        self._newest, self._since, self._looked = 0, {}, False
         return True
 
     @property
@@ -123,9 +132,12 @@ class LongWork:
             self.timer = None
         before = self._newest
         oldest, self._newest = self._in_hand.numbers()
+        self._mark(self._newest)
         try:
             long = 0 < oldest <= before
-            self._look_at_calls(self._calls() if long or told(self._queue.name) else [])
+            looks = long or bool(told(self._queue.name))
+            self._look_at_calls(self._calls() if looks else [])
+            self._looked = looks
             if long:
                 self.look()
             self._forget([one for one in list(self.asked) if self._in_hand.place(one) is None])
@@ -209,7 +221,7 @@ class LongWork:
     # -- how long, and how far
 
     def seconds(self, call: Call) -> float | None:
-        """For how long that call has run at least, as far as anybody knows."""
+        """For how long that call has run, as far as anybody knows."""
         first_id, _, seconds = call
         since = self._since.get(first_id)
         if seconds is not None or since is None:
@@ -217,13 +229,25 @@ class LongWork:
         return max(0.0, time.time() - since[0] / 1_000)
 
     def _look_at_calls(self, calls: list[Call]) -> None:
-        """Notes since when these run; where nobody knows it, since this look."""
+        """Notes since when these run; where nobody knows it, since when that is sure."""
         now_ms = time.time_ns() // 1_000_000
         since: dict[int, tuple[int, int]] = {}
         for first_id, messages, took_s in calls:
             known = self._since.get(first_id)
-            since[first_id] = (now_ms - round((took_s or 0.0) * 1_000) if known is None else known[0], messages)
+            if known is not None:
+                since_ms = known[0]
+            elif took_s is not None:
+                since_ms = now_ms - round(took_s * 1_000)
+            else:
+                since_ms = now_ms if self._looked else self._claimed_by_ms(first_id, now_ms)
+            since[first_id] = (since_ms, messages)
         self._since = since
+
+    def _claimed_by_ms(self, request_id: int, now_ms: int) -> int:
+        """When the call began of which no look knew whether it ran: the first message of a chunk is begun as it is claimed, but
+        where its worker was given another chunk before. Of a later one it is known only that it runs now."""
+        number, index = request_id >> INDEX_BITS, request_id & INDEX_MASK
+        return now_ms if index else next((at_ms for newest, at_ms in self._marks if newest >= number), now_ms)
 
     def long_calls(self, told: Collection[bytes] = ()) -> dict[bytes, tuple[int, int]]:
         """Message id -> (since when, in ms since 1970; messages of the call): the longest of what runs for `LONG_S` or more, or

@@ -25,8 +25,9 @@ log = logging.getLogger("ignis.dump")
 
 
 def in_hand(app: Ignis) -> dict[str, Any]:
-    """What every consumer of the application has claimed and not finished."""
-    return {queue.name: queue.consumer.in_hand() for queue in app.queues() if queue.consumer is not None}
+    """What every consumer of the application has claimed and not finished. Those that have nothing are left out."""
+    consumers = [(queue.name, queue.consumer) for queue in app.queues()]
+    return {name: one.in_hand() for name, one in consumers if one is not None and not one.idle}
 
 
 @contextlib.contextmanager
