@@ -29,7 +29,7 @@ from ignis.storage.base import Store
 from ignis.supervisor.aggregate import Totals
 from ignis.supervisor.orphaned_claims import OrphanedClaims
 from ignis.supervisor.process import GONE, LOCKED, RUNNING, STARTING, STOPPING, WorkerCommand, WorkerProcess
-from ignis.supervisor.worker_main import BURST, MAX_MESSAGES, MAX_RSS
+from ignis.supervisor.worker_main import BURST, HANGING, MAX_MESSAGES, MAX_RSS
 
 __all__ = ["Supervisor"]
 
@@ -310,7 +310,7 @@ class Supervisor:
         if one.why == BURST and code == 0:
             self._target = max(0, self._target - 1)
             return
-        if code == 0 and one.why in (MAX_MESSAGES, MAX_RSS) and one.finished:
+        if code == 0 and (one.why == HANGING or (one.why in (MAX_MESSAGES, MAX_RSS) and one.finished)):
             log.info(event_text("process_limit_reached", "process %d has reached its limit (%s)"), one.pid, one.why)
             self.restarts += not self._stopping
             return

@@ -27,6 +27,7 @@ __all__ = ["Limits", "Worker", "process_figures", "rss_bytes"]
 log = logging.getLogger("ignis.worker")
 
 BURST = "burst"
+HANGING = "hanging"
 MAX_MESSAGES = "max_messages"
 MAX_RSS = "max_rss"
 ORPHANED = "orphaned"
@@ -34,6 +35,7 @@ SIGNAL = "signal"
 
 _WORDS = {
     BURST: "nothing is left to do",
+    HANGING: "all threads that a queue may have hang",
     MAX_MESSAGES: "the messages of --max-messages are handled",
     MAX_RSS: "the memory is over --max-rss",
     ORPHANED: "the supervisor is gone",
@@ -158,7 +160,11 @@ class Worker:
 
     def _look_at_limits(self) -> None:
         limits = self._limits
-        if limits.max_messages and _finished(self._app) >= limits.max_messages:
+        if self._link is not None and any(
+            one.consumer is not None and one.consumer.used_up for one in self._app.queues()
+        ):
+            self._end(HANGING)  # the supervisor starts another process
+        elif limits.max_messages and _finished(self._app) >= limits.max_messages:
             self._end(MAX_MESSAGES)
         elif limits.max_rss_bytes and rss_bytes() > limits.max_rss_bytes:
             log.warning(
@@ -225,9 +231,7 @@ def _finished(app: Ignis) -> int:
 
 def _in_hand(app: Ignis) -> bool:
     """Whether this process has claimed what it has not settled: also what a full store does not take yet."""
-    return any(
-        queue.consumer.in_flight or queue.consumer.waiting for queue in app.queues() if queue.consumer is not None
-    )
+    return any(not queue.consumer.idle for queue in app.queues() if queue.consumer is not None)
 
 
 def rss_bytes() -> int:

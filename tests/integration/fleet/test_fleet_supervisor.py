@@ -192,6 +192,20 @@ def test_max_messages_replaces_the_process(start: Start, queue: ignis.Queue[str]
     assert len(begun) == 90, "nothing was handled twice"
 
 
+def test_a_process_whose_threads_all_hang_is_replaced(start: Start, queue: ignis.Queue[str]) -> None:
+    module = MODULE.replace("consumer={", 'consumer={"max_consumers": 1, ').replace(
+        ".handler\n", ".handler(timeout_s=0.2)\n"
+    )
+    command = start("--processes", "1", "--health-bind", "0", module=module).wait_started()
+    first = command.wait_running(1)
+    queue.publish_many(["hold never", "hold never"])
+    assert command.wait_running(1, without=first)
+    assert "overran timeout_s and still run" in command.log()
+    assert "has reached its limit (hanging)" in command.log()
+    health = command.health()[1]
+    assert (health["restarts"], health["deaths"]) == (1, 0)
+
+
 def test_max_rss_replaces_the_process(start: Start, queue: ignis.Queue[str]) -> None:
     command = start("--processes", "1", "--max-rss", "150M", "--health-bind", "0").wait_started()
     first = command.wait_running(1)
@@ -277,7 +291,7 @@ def handle(body):
 
 def test_a_look_inside(start: Start, queue: ignis.Queue[str]) -> None:
     command = start("--processes", "1", "--health-bind", "0").wait_started()
-    queue.publish("hold go")
+    published = queue.publish("hold go")
     eventually(command.journal)
     [pid] = command.wait_running(1)
     command.signal(signal.SIGUSR1)
@@ -287,7 +301,7 @@ def test_a_look_inside(start: Start, queue: ignis.Queue[str]) -> None:
     assert dump["pid"] == pid
     assert dump["queues"]["q"]["in_flight"] == 1
     [worker] = [one for one in dump["queues"]["q"]["workers"] if "pointer" in one]
-    assert (worker["pointer"], worker["messages"]) == (1, 1)
+    assert (worker["pointer"], worker["messages"], worker["id"]) == (1, 1, published.id)
     eventually(lambda: 'jobs.py", line' in command.log(), "the handler is in the stacks")
     assert command.health()[0] == 200, "it goes on"
     command.release("go")
