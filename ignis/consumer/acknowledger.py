@@ -276,8 +276,6 @@ class Acknowledger:
                 if self._settings.ack_linger_s and len(self._done) < _FULL_ENOUGH:
                     self._linger(self._settings.ack_linger_s)
             self._work.silence()
-            if time.monotonic() >= self._renew_at:
-                self._renew()
             if time.monotonic() >= self._retry_at or last:
                 try:
                     self._round()
@@ -341,7 +339,20 @@ class Acknowledger:
         timer, self.renew_timer = self.renew_timer, None
         if timer is not None:
             timer.cancel()
-        self.renew_timer = timers_of(None).after(delay_s, self._wake, self._nothing_held)
+        self.renew_timer = timers_of(None).after(delay_s, self._renew_in_time, self._nothing_held)
+
+    def _renew_in_time(self) -> None:
+        """In a thread of its own: a store that is away for a moment holds up no outcome. A broker that drains takes outcomes, and
+        answers nothing else."""
+        try:
+            if self._renew() and not self.over.is_set():
+                self._plan_renewal(max(0.0, self._renew_at - time.monotonic()))
+        except MemoryError:  # for a moment
+            self._counts.renew_errors += 1
+            self._plan_renewal(NO_MEMORY_S)
+        except BaseException as exc:
+            self._end()
+            self._on_error(exc)
 
     def _renew(self) -> bool:
         """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge
@@ -366,12 +377,10 @@ class Acknowledger:
             )
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
-        if not self.finishing:
-            self._plan_renewal(period_s)
         return True
 
     def _unstored(self) -> list[tuple[int, Sequence[int]]]:
-        """Outcomes that are queued here. Only this thread takes any away."""
+        """Outcomes that are queued here. Some may be stored by now: renewed, they are passed over."""
         failed = [chunk.place(index) for chunk, index, _ in list(self._failures)]
         return list(self._done) + [(shard, [pointer]) for shard, pointer in failed + list(self._corrupt)]
 

@@ -415,3 +415,38 @@ def test_a_process_whose_handler_holds_the_interpreter_counts_as_frozen(
         worker.wait()
     assert out.strip() == "1"
     assert (queue.main.in_flight(), queue.main.pending(), queue.sideline.pending()) == (0, 0, 1)
+
+
+def test_a_renewal_that_waits_holds_up_no_acknowledgement(
+    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that drains takes acknowledgements, and answers no other request."""
+    app = new_app(store_url)
+    queue = app.queue("q", int, shards=1)
+    asked, over, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=1)
+    def handle(number: int) -> None:
+        assert number or goes_on.wait(WAIT_S)
+
+    app.start()
+    real = app.store.queues.get
+
+    def get(name: str) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            assert over.wait(WAIT_S)
+        return real(name)
+
+    monkeypatch.setattr(app.store.queues, "get", get)
+    try:
+        queue.publish(0)
+        assert asked.wait(WAIT_S)
+        goes_on.set()
+        queue.publish(1)
+        assert queue.consumer is not None
+        eventually(lambda: queue.consumer.counts.handled == 2)  # type: ignore[union-attr]
+        assert not over.is_set()
+    finally:
+        over.set()
+        goes_on.set()
