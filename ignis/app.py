@@ -156,6 +156,7 @@ class Ignis(AppSettings):
             lambda: self.store.check_consuming(),  # noqa: PLW0108 - the store is opened with its first use
             lambda name: self.store.queues.get(name),  # noqa: PLW0108 - as above
             self.hooks,
+            self._opened.wait_no_longer,
         )
 
     def _make_context(self) -> AppContext:

@@ -37,6 +37,8 @@ __all__ = ["AppRunning"]
 
 log = logging.getLogger("ignis.app")
 
+_IDLE_S = 1.0
+"""So long a stop with nothing in hand waits for a store that cannot be reached."""
 _MOST_NAMED = 20
 """Queues in an error's text."""
 
@@ -69,6 +71,7 @@ class AppRunning:
         check_consuming: raises where the store has nothing to consume from.
         stored: what the store knows of the queue of that name.
         hooks: of the application.
+        wait_no_longer: see `AppStore.wait_no_longer`.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class AppRunning:
         check_consuming: Callable[[], None],
         stored: Callable[[str], QueueRecord | None],
         hooks: Hooks,
+        wait_no_longer: Callable[[float | None], None],
     ) -> None:
         self._table = table
         self._refresher = refresher
@@ -94,6 +98,7 @@ class AppRunning:
         self._check_consuming = check_consuming
         self._stored = stored
         self._hooks = hooks
+        self._wait_no_longer = wait_no_longer
         self.running = False
         self.started_at_fork = FORKS[0]
         self.paused = False
@@ -241,29 +246,43 @@ class AppRunning:
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
             self.running = self._ready = False
-            # All of them at once: where hundreds are busy, each step that waits takes long until the others are quiet.
-            for queue in self._table.all():
-                queue.begin_stop()
-            # Before the rest: it would start again what is stopped here.
-            self._refresher().stop(timeout)
-            queues = self._table.all()
-            clean: list[bool] = []
-            threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
-            for thread in threads:
-                try:
-                    start_thread(thread)
-                except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
-                    thread.run()
-            self._schedules.stop(timeout)
-            sweeper = self._sweeper_made()
-            if sweeper is not None:
-                sweeper.stop(timeout)
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(timeout + 10)
-            self.drained = len(clean) == len(queues) and all(clean)
-            self._wake.put(None)  # `run`, in another thread
-            return self.drained
+            # What is in hand is worth the time that a stop has.
+            self._wait_no_longer(min(timeout, _IDLE_S) if self._idle else timeout)
+            try:
+                # All of them at once: where hundreds are busy, each step that waits takes long until the others are quiet.
+                for queue in self._table.all():
+                    queue.begin_stop()
+                return self._stop_all(timeout)
+            finally:
+                self._wait_no_longer(None)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is claimed here, and every outcome is stored."""
+        consumers = [queue.consumer for queue in self._table.all()]
+        return all(one is None or one.idle for one in consumers)
+
+    def _stop_all(self, timeout: float) -> bool:
+        # Before the rest: it would start again what is stopped here.
+        self._refresher().stop(timeout)
+        queues = self._table.all()
+        clean: list[bool] = []
+        threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
+        for thread in threads:
+            try:
+                start_thread(thread)
+            except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
+                thread.run()
+        self._schedules.stop(timeout)
+        sweeper = self._sweeper_made()
+        if sweeper is not None:
+            sweeper.stop(timeout)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(timeout + 10)
+        self.drained = len(clean) == len(queues) and all(clean)
+        self._wake.put(None)  # `run`, in another thread
+        return self.drained
 
     def run(self, start: Callable[[], object], stop: Callable[[], object], stop_timeout: float | None) -> None:
         """See ``app.run``. ``start`` and ``stop`` are the application's, which may do more than those of here."""

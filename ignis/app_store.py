@@ -81,6 +81,11 @@ class AppStore:
                 magazines = self._magazines = self._magazines or MagazineManager(self.store)
         return magazines
 
+    def wait_no_longer(self, within_s: float | None) -> None:
+        """See `Store.wait_no_longer`; nothing to do where none is open."""
+        if self._store is not None:
+            self._store.wait_no_longer(within_s)
+
     def take(self) -> Store | None:
         """Gives the open store to who closes it, or None; the next use opens another."""
         with self._lock:

@@ -194,6 +194,8 @@ class Claims:
             raise exc
         with contextlib.suppress(MemoryError):
             self._counts.fetch_errors += 1
+            if self.stopping.is_set():
+                return  # it is not tried again
             self._said.warning(
                 event_text("claim_failed", "claim on %s failed, trying again: %s"), self._name, str(exc) or repr(exc)
             )

@@ -474,6 +474,10 @@ class Store(abc.ABC):
         """What users read as the time, in seconds since 1970: the wall clock, or the one that a test gave the store."""
         return time.time() if self.lock_clock is None else self.lock_clock()
 
+    def wait_no_longer(self, within_s: float | None) -> None:
+        """A store that cannot be reached is waited for no longer than for so many seconds from now, whoever calls: the
+        application stops. None = as long as usual again. For a store in a process of its own."""
+
     def open_publisher(self, magazine: Any, settings: PublisherSettings) -> Any:
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""

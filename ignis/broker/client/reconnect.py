@@ -113,6 +113,8 @@ def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts, tr
 def time_tried(settings: ClientSettings, limit_s: float) -> str:
     """How long it was tried, and by which setting, if it was one: who waits in silence looks for what to change."""
     by = {"client.connect_timeout_s": settings.connect_timeout_s, "client.timeout_s": settings.timeout_s}
+    if limit_s < _LAST_TRY_S:
+        return ""
     # Some time has passed since the setting was read.
     setting = next((f" ({name})" for name, value_s in by.items() if 0.99 * value_s <= limit_s <= value_s), "")
     return f"; tried for {round(limit_s, 2):g} s{setting}"

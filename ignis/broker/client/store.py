@@ -151,6 +151,9 @@ class BrokerStore(Store):
             "broker_late_answers": client.late_answers,
         }
 
+    def wait_no_longer(self, within_s: float | None) -> None:
+        self.client.wait_no_longer(within_s)
+
     def close(self, timeout: float = 30.0) -> None:
         if not self.client.forked:  # else it is the parent's
             self.calls.close(timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import threading
@@ -52,6 +53,8 @@ _LEAST_S = 0.001
 _LET_GO_S = 1.0
 """So long the next broker may be there while the last one drains."""
 _TAKE_ALONG_S = 2.0
+_GLANCE_S = 0.1
+"""So long a connection takes where nobody waits for one any more."""
 _AWAY_S = 2.0
 """A broker that is there again before that, such as after a restart, is nothing to speak of."""
 _SAY_AGAIN_S = 30.0
@@ -83,6 +86,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         """Whether somebody would publish, and needs the next broker for it."""
         self._attempts = Attempts()
         """Those of the thread that is connecting, or was."""
+        self._until_s = math.inf
+        """No connection is waited for after that moment."""
         self._away_since_s: float | None = None
         self._said = LimitedLog(log, _SAY_AGAIN_S)
 
@@ -183,6 +188,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         if connection is not None and connection.usable:
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
+        limit_s = min(limit_s, max(_GLANCE_S, self._until_s - time.monotonic()))
         deadline = time.monotonic() + limit_s
         if not self._connecting.acquire(timeout=limit_s):
             raise self._still_connecting(limit_s)
@@ -203,6 +209,11 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         finally:
             self._connecting.release()
 
+    def wait_no_longer(self, within_s: float | None) -> None:
+        """A connection is waited for no longer than for so many seconds from now, also by who waits already; None = as long as
+        the settings say."""
+        self._until_s = math.inf if within_s is None else time.monotonic() + within_s
+
     def _take_along(self, old: SyncConnection) -> None:
         """What is held stays claimed: a broker that drains would give it back with the end of the connection, at once."""
         request = requests.disconnect(False)
@@ -216,12 +227,17 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
     def _open(self, limit_s: float, deadline: float) -> SyncConnection:
         # Who has never connected gets the error at once; who lost a connection may be many threads that wait for the next one.
         attempts = self._attempts = Attempts(self._stay_away if self._resumes and self.connects else None)
-        left_s = max(0.0, deadline - time.monotonic())
-        retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, left_s, attempts))
+        began_s = time.monotonic()
+        rules = retry_rules(self.settings, max(0.0, deadline - began_s), attempts)
+        in_time = rules.pop("stop")
+        retrying = tenacity.Retrying(
+            sleep=self._nap, stop=lambda state: in_time(state) or time.monotonic() >= self._until_s, **rules
+        )
         try:
             connection: SyncConnection = retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
-            raise explained(exc, self.address, attempts, time_tried(self.settings, limit_s)) from exc
+            tried_s = limit_s if self._until_s == math.inf else time.monotonic() - began_s
+            raise explained(exc, self.address, attempts, time_tried(self.settings, tried_s)) from exc
         self._say_back()
         return connection
 
@@ -248,8 +264,10 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             log.info(event_text("broker_back", "connected to %s again after %.0f s"), self.address.name, away_s)
 
     def _nap(self, seconds: float) -> None:
-        time.sleep(seconds)
-        self.check()
+        end_s = time.monotonic() + seconds
+        while (left_s := min(end_s, self._until_s) - time.monotonic()) > 0:
+            time.sleep(min(left_s, _GLANCE_S))
+            self.check()
 
     def _open_once(self, deadline: float) -> SyncConnection:
         address = self.address
