@@ -123,6 +123,8 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
             answer = await stream.next(timeout_s)
             if answer is None:
                 raise StoreTimeoutError("SUBSCRIBE", int(timeout_s * 1000), "client.timeout_s")
+            if answer.error is not None:
+                raise answer.error
         except BaseException:
             # Given up: what it delivers all the same goes back, and it ends when its answer comes.
             connection.cancel(request_id, request, stream.answers)

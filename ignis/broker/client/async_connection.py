@@ -65,7 +65,7 @@ class Stream:
             set_answer(self._waiting, answer)
 
     async def next(self, timeout_s: float) -> Answer | None:
-        """The next answer, or None when none came in time. Raises its error, or ClosedError after the last."""
+        """The next answer, or None when none came in time. Raises ClosedError after the last."""
         if not self.answers and not self.over:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
@@ -76,10 +76,7 @@ class Stream:
             if self.over:
                 raise ClosedError("the subscription has ended")
             return None
-        answer = self.answers.popleft()
-        if answer.error is not None:
-            raise answer.error
-        return answer
+        return self.answers.popleft()
 
 
 class AsyncConnection(asyncio.BufferedProtocol):

@@ -12,7 +12,7 @@ from ignis.broker.client.client_base import chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForCoroutines, SubscriptionCommands
 from ignis.config import ClientSettings
-from ignis.errors import ClosedError, ConnectionLostError
+from ignis.errors import ClosedError, ConnectionLostError, IgnisError
 from ignis.storage.base import FireResult
 
 __all__ = ["AsyncSubscription"]
@@ -38,6 +38,7 @@ class AsyncSubscription(ForCoroutines, SubscriptionCommands):
         self._connection = connection
         self._stream = stream
         self._request = request
+        self._ended_by: IgnisError | None = None
 
     async def _ask(self, request: ClientRequest[T]) -> T:
         return request.parse(await self._connection.exchange(request, self._settings.timeout_s))
@@ -49,14 +50,22 @@ class AsyncSubscription(ForCoroutines, SubscriptionCommands):
         return await self._connection.wait_acks(chosen_timeout_s(self._settings, timeout))
 
     async def _receive(self, timeout: float | None) -> FireResult | None:
+        if self._ended_by is not None:
+            raise self._ended_by
         answer = await self._stream.next(chosen_timeout_s(self._settings, timeout))
-        return None if answer is None else requests.delivered(answer.payload)
+        if answer is None:
+            return None
+        if answer.error is not None:
+            self._ended_by = answer.error
+            raise answer.error
+        return requests.delivered(answer.payload)
 
     async def _close(self) -> None:
         try:
             with contextlib.suppress(ConnectionLostError):
                 await self._ask(requests.unsubscribe(self.number))
         finally:
+            self._ended_by = None
             self._connection.cancel(self.number, self._request, self._stream.answers)
             self._connection.end_stream(self.number, self._stream)
 

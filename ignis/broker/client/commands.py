@@ -222,7 +222,8 @@ class SubscriptionCommands:
     def receive(self: _Subscription, timeout: float | None = None) -> FireResult | None:
         """Waits for the next delivery; None when none came within ``timeout`` seconds (None = ``client.timeout_s``).
 
-        Raises ConnectionLostError, ClosedError after `close`, or why the broker ended the subscription.
+        Raises ClosedError after `close`; ConnectionLostError, or why the broker ended the subscription, then and at each later
+        call: subscribe again.
         """
         return self._receive(timeout)
 

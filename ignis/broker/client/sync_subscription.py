@@ -15,7 +15,7 @@ from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.client.sync_transport import SLICE_S
 from ignis.config import ClientSettings
-from ignis.errors import ClosedError, ConnectionLostError
+from ignis.errors import ClosedError, ConnectionLostError, IgnisError
 from ignis.storage.base import FireResult
 
 __all__ = ["SyncSubscription"]
@@ -42,6 +42,7 @@ class SyncSubscription(ForThreads, SubscriptionCommands):
         self._connection = connection
         self._slot = slot
         self._request = request
+        self._ended_by: IgnisError | None = None
 
     def _ask(self, request: ClientRequest[T]) -> T:
         return request.parse(self._connection.exchange(request.command, request.payload, self._settings.timeout_s))
@@ -53,6 +54,8 @@ class SyncSubscription(ForThreads, SubscriptionCommands):
         return self._connection.wait_acks(chosen_timeout_s(self._settings, timeout))
 
     def _receive(self, timeout: float | None) -> FireResult | None:
+        if self._ended_by is not None:
+            raise self._ended_by
         timeout_s = chosen_timeout_s(self._settings, timeout)
         deadline = time.monotonic() + timeout_s
         if timeout_s >= SLICE_S:
@@ -64,6 +67,7 @@ class SyncSubscription(ForThreads, SubscriptionCommands):
         if answer is None:
             return None
         if answer.error is not None:
+            self._ended_by = answer.error
             raise answer.error
         return requests.delivered(answer.payload)
 
@@ -72,6 +76,7 @@ class SyncSubscription(ForThreads, SubscriptionCommands):
             with contextlib.suppress(ConnectionLostError):
                 self._ask(requests.unsubscribe(self.number))
         finally:
+            self._ended_by = None
             self._connection.cancel(self.number, self._slot, self._request.undo)
             self._connection.end_stream(self.number, self._slot)
 

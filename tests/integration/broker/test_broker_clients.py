@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import socket
@@ -46,6 +47,13 @@ pytestmark = pytest.mark.integration
 
 def client_of(port: int, **settings: float) -> SyncClient:
     return SyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S, **settings})
+
+
+def silent_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 # -- answers find their callers
@@ -587,6 +595,76 @@ def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path
         }  # fmt: skip
         other.stop()
         assert [member["broker"] for member in first.ask(requests.cluster_status())] == [one.broker.id]
+
+
+def test_a_subscription_that_has_ended_says_so_whenever_it_is_asked(tmp_path: Path) -> None:
+    """A loop that goes on with it must not take it for one that was closed."""
+
+    async def twice(port: int, stop: Any) -> None:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
+            subscription = await client.subscribe("q")
+            await asyncio.to_thread(stop)
+            for _ in range(2):
+                with pytest.raises(ConnectionLostError):
+                    async for _found in subscription:
+                        pass
+            await subscription.close()
+            assert [found async for found in subscription] == []
+
+    url = f"embedded://{tmp_path}/store"
+    with RunningBroker(url) as broker, broker.client(timeout_s=WAIT_S) as client:
+        client.ask(requests.create_queue("q", {"shards": 2}))
+        subscription = client.subscribe("q")
+        asyncio.run(twice(broker.port, broker.stop))
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError):
+                next(iter(subscription))
+        subscription.close()
+        assert list(subscription) == []
+
+
+def test_a_connection_is_waited_for_no_longer_when_the_end_comes() -> None:
+    with client_of(silent_port(), connect_timeout_s=10 * WAIT_S, timeout_s=10 * WAIT_S) as client:
+        failed: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.connect()
+            except StoreUnreachableError as exc:
+                failed.append(exc)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: client._attempts.failure is not None)
+        client.wait_no_longer(0.0)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert len(failed) == 3
+        ask()
+        assert "refused" in str(failed[-1])
+        client.wait_no_longer(None)
+        assert client._until_s == math.inf
+
+
+@pytest.mark.parametrize("kind", ["thread", "async"])
+def test_an_idle_application_stops_although_its_broker_is_gone(tmp_path: Path, new_app: MakeApp, kind: str) -> None:
+    async def awaited(body: bytes) -> None:
+        pass
+
+    def called(body: bytes) -> None:
+        pass
+
+    with RunningBroker(f"embedded://{tmp_path}/store") as broker:
+        app = new_app(f"{broker.url}?connect_timeout_s={10 * WAIT_S:.0f}")
+        for name in "abc":
+            app.queue(name, bytes).handler(awaited if kind == "async" else called)
+        app.start()
+    ended: list[bool] = []
+    thread = threading.Thread(target=lambda: ended.append(app.stop(10 * WAIT_S)), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert ended == [True]
 
 
 def test_threads_that_give_up_never_see_each_others_answers() -> None:
