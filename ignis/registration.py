@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ignis.errors import IgnisError, QueueNotFoundError, QueueRemovedError
+from ignis.errors import IgnisError, QueueNotFoundError, QueueRemovedError, StoreUnreachableError
 from ignis.storage.base import QueueStore
 
 __all__ = ["Registration"]
@@ -47,7 +47,7 @@ class Registration:
         self.due_s = time.monotonic() + self._every_s
 
     def check(self) -> None:
-        """Before messages are stored; asks the store now and then. Raises QueueRemovedError."""
+        """Before messages are stored; asks the store now and then. Raises QueueRemovedError, StoreUnreachableError."""
         if self._found and time.monotonic() >= self.due_s:
             self.due_s = time.monotonic() + self._every_s
             try:
@@ -60,6 +60,8 @@ class Registration:
                         self.on_shards()
                 else:
                     self.removed = False  # the load that follows finds out
+            except StoreUnreachableError:
+                raise  # the load that follows would wait for it as long again
             except IgnisError:
                 pass  # the load that follows says what is wrong with the store
         if self.removed:
