@@ -91,7 +91,10 @@ class ConsumerFigures:
     retried: int = _rises("ignis_retried", "Failed messages put back here to be tried again.")
     fetched: int = _rises("ignis_claimed_messages", "Messages in claims here.")
     claims: int = _rises("ignis_claims", "Claims that found something here.", "claims")
-    late_acks: int = _rises("ignis_late_acknowledgements", "Messages taken away while they were being handled here.")
+    late_acks: int = _rises(
+        "ignis_late_acknowledgements",
+        "Messages taken away while they were being handled here, or acknowledged again since the answer was lost.",
+    )
     ack_errors: int = _rises(
         "ignis_acknowledgement_errors", "Acknowledgements that the store refused at first.", "calls"
     )

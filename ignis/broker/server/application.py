@@ -136,6 +136,10 @@ class Application:
         self.recovery.tidy()
         self.facts.known_paused &= self._pumps.keys()
 
+    def note_delivered(self, count: int) -> None:
+        """So many messages were given to who asked for them at once. Those of subscriptions the pumps count."""
+        self._broker.state.delivered += count
+
     def poke(self, magazine: str) -> None:
         """Looks whether there are messages, and room for them."""
         # First, so that whatever is loaded behind this look is told by a thread.

@@ -14,6 +14,7 @@ from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers,
 from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
+from ignis.broker.server.peer import Peer
 from ignis.broker.server.subscription import Packed, packed
 from ignis.errors import IgnisError
 from ignis.native.wire import ClaimsFrame
@@ -42,7 +43,7 @@ def _fire(asked: Asked) -> Reply:
         head.shards,
         max_bytes=min(head.max_bytes, asked.bound),
     )
-    return _fired(head, packed(claims, result))
+    return _fired(asked, head, packed(claims, result))
 
 
 class BegunFire(NamedTuple):
@@ -65,7 +66,7 @@ def try_fire(asked: Asked) -> Reply | BegunFire | None:
         return None
     if result.more and claims.messages < head.limit and claims.nbytes < min(head.max_bytes, asked.bound):
         return BegunFire(head, claims, result)  # large records, or many that had expired
-    return _fired(head, packed(claims, result))
+    return _fired(asked, head, packed(claims, result))
 
 
 def finish_fire(asked: Asked, begun: BegunFire) -> Reply:
@@ -83,13 +84,17 @@ def finish_fire(asked: Asked, begun: BegunFire) -> Reply:
     except IgnisError:
         if not claims.messages and not found.expired:
             raise
-        return _fired(head, packed(claims, found))
+        return _fired(asked, head, packed(claims, found))
     both = FiredInto({**found.holes, **rest.holes}, found.expired + rest.expired, rest.more)
-    return _fired(head, packed(claims, both))
+    return _fired(asked, head, packed(claims, both))
 
 
-def _fired(head: Fire, found: Packed) -> Reply:
-    return Reply(RESULT, found.head, lambda peer: peer.claims.hold(head.magazine, found.runs, fired=True), found.claims)
+def _fired(asked: Asked, head: Fire, found: Packed) -> Reply:
+    def given(peer: Peer) -> None:
+        asked.app.note_delivered(found.messages)
+        peer.claims.hold(head.magazine, found.runs, fired=True)
+
+    return Reply(RESULT, found.head, given, found.claims)
 
 
 def _claim(asked: Asked) -> Reply:

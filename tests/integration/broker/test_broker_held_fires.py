@@ -132,11 +132,15 @@ def test_what_comes_is_claimed_in_the_name_of_the_client(broker: RunningBroker, 
     assert app.store.magazines.delete("q", {0: [1]}) == 1
 
 
-def test_what_waits_already_is_claimed_at_once(new_app: MakeApp) -> None:
+def test_what_waits_already_is_claimed_at_once(broker: RunningBroker, new_app: MakeApp) -> None:
     app = new_app()
     publish(app, b"first", b"other")
     assert Waiting(app, limit=1).bodies == [b"first"]
     assert Waiting(app, limit=1).bodies == [b"other"]
+    assert app.store.magazines.fire("q", 1, app.store.owner).claims == []
+    publish(app, b"third")
+    assert len(app.store.magazines.fire("q", 1, app.store.owner).claims) == 1
+    assert broker.broker.state.delivered + sum(pump.delivered for pump in broker.pumps()) == 3
 
 
 def test_when_the_time_is_over_nothing_was_claimed(broker: RunningBroker, new_app: MakeApp) -> None:
