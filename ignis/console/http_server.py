@@ -26,6 +26,7 @@ from ignis.console.refusals import RefusedError, document_of
 from ignis.console.request_head import HeadReader, Unfit
 from ignis.console.turns import Turns
 from ignis.places import Places, network_of, network_of_connection
+from ignis.tls_server import TlsDoor
 
 __all__ = ["Connection", "Server"]
 
@@ -41,6 +42,8 @@ _MOST_REFUSED = 64
 """Connections beyond these that are told so before they are closed."""
 _HEAD_S = 10.0
 """From a request's first byte, or the connection's begin, to the end of its head."""
+_HANDSHAKE_S = 10.0
+"""Of TLS."""
 _UNREAD_S = 30.0
 """In which a client reads some of what is sent to it."""
 _LINGER_S = 2.0
@@ -333,8 +336,11 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_STOP_S,
         )
         config.load()
-        config.ssl = tls
-        config.http_protocol_class = partial(Connection, _Shared())  # type: ignore[assignment]
+        connection = partial(Connection, _Shared())
+        made: Any = connection
+        if tls is not None:
+            made = lambda **options: TlsDoor(connection(**options), tls, _HANDSHAKE_S)  # noqa: E731
+        config.http_protocol_class = made
         super().__init__(config)
         self._on_start = started
 

@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
             "_version clock errors escaping exit_status history last_run loading log_events_page log_format log_limit "
-            "metric_catalogue near_names private_files regular_files stack_file stop_signals urls"
+            "metric_catalogue near_names private_files regular_files stack_file stop_signals tls_server urls"
         ),
         "bench_report config deploy file_lock hooks main_guard metric_names native places process_hooks",
         "safe_msgpack",

@@ -20,6 +20,7 @@ from ignis.broker.server.descriptors import check_descriptor
 from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequestsError
 from ignis.log_format import event_text
 from ignis.places import network_of_connection
+from ignis.tls_server import TlsDoor
 
 __all__ = ["Listener"]
 
@@ -51,7 +52,7 @@ class Listener:
     def __init__(
         self,
         admission: Admission,
-        make: Callable[[Visitor], asyncio.BaseProtocol],
+        make: Callable[[Visitor], asyncio.BufferedProtocol],
         refusal: Callable[[IgnisError], bytes],
         tls: ssl.SSLContext | None,
         handshake_s: float,
@@ -168,27 +169,28 @@ class Listener:
         sock.close()
 
     async def _begin(self, sock: socket.socket, visitor: Visitor) -> None:
+        door: TlsDoor | None = None
         try:
             protocol = self._make(visitor)
             if self._tls is None:
                 await self._loop.connect_accepted_socket(lambda: protocol, sock)
                 return
-            opening = self._loop.connect_accepted_socket(
-                lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
-            )
+            door = TlsDoor(protocol, self._tls, self._handshake_s)
+            await self._loop.connect_accepted_socket(lambda: door, sock)
             # The event loop's own limit ends the handshake; this one holds if it does not.
-            await asyncio.wait_for(opening, self._handshake_s + _GRACE_S)
+            await asyncio.wait_for(door.opened, self._handshake_s + _GRACE_S)
         except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError, MemoryError) as exc:
             log.debug(
                 event_text("connection_not_made", "a connection of %s did not come about: %s"), visitor.network, exc
             )
-            self._end(sock, visitor)
+            self._end(sock, visitor, door)
         except Exception:
             log.exception(event_text("connection_broken", "a connection of %s did not come about"), visitor.network)
-            self._end(sock, visitor)
+            self._end(sock, visitor, door)
 
-    def _end(self, sock: socket.socket, visitor: Visitor) -> None:
-        sock.close()
+    def _end(self, sock: socket.socket, visitor: Visitor, door: TlsDoor | None = None) -> None:
+        if door is None or not door.abort():
+            sock.close()
         self._admission.leave(visitor)
 
     # -- resting

@@ -1,0 +1,358 @@
+"""TLS for connections that were accepted, with the bounds that the event loop's own does not have.
+
+A protocol behind it sees one transport, as without TLS: what it writes and nobody has read is counted, and gathers unencrypted;
+what arrives comes in small pieces. Who sends records that carry nothing (KeyUpdate, empty ones) is cut off: each costs a
+derivation of keys, and thousands of them fit into one read.
+
+    raw transport <-> TlsDoor <-> the event loop's TLS <-> _Beyond <-> the protocol, which writes to TlsTransport
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Any, cast
+
+__all__ = ["TlsDoor", "TlsTransport"]
+
+_READ_BYTES = 16_640
+"""Of what is read at a time: a record of the largest size (RFC 8446, 5.2), and less than `_MOST_EMPTY` would allow for long."""
+_FIRST_READ_BYTES = 2_048
+"""The same before anything of the protocol came."""
+_HEADER_BYTES = 5
+_MOST_EMPTY = 64
+"""Records more than the data in them pays for. A handshake takes a dozen."""
+_PAYS_BYTES = 8
+"""So much data pays for a record."""
+_PIECE_BYTES = 64 << 10
+"""Encrypted at a time: what nobody reads waits as it was written, not a second time as records."""
+_HIGH_BYTES, _LOW_BYTES = 64 << 10, 16 << 10
+_FAREWELL_S = 1.0
+"""So long the other side has to answer the end of the connection."""
+
+
+class TlsTransport(asyncio.Transport):
+    """What a protocol behind TLS reads from and writes to. Belongs to the event loop. Made by `TlsDoor`."""
+
+    def __init__(self, door: TlsDoor, inner: asyncio.Transport, raw: asyncio.Transport) -> None:
+        super().__init__()
+        self._door, self._inner, self._raw = door, inner, raw
+        raw.set_write_buffer_limits(high=0)  # it says when nothing is left: then more is encrypted
+        self._backlog: deque[memoryview] = deque()
+        self._backlog_bytes = 0
+        self._high_bytes, self._low_bytes = _HIGH_BYTES, _LOW_BYTES
+        self._paused = False
+        self._closing = False
+        self._farewell: asyncio.TimerHandle | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._closing or not data:
+            return
+        if self._backlog or len(data) > _PIECE_BYTES or not self._takes_more:
+            self._backlog.append(memoryview(data).cast("B"))
+            self._backlog_bytes += len(data)
+            self.pump()
+        else:
+            self._inner.write(data)
+        if not self._paused and self.get_write_buffer_size() > self._high_bytes:
+            self._paused = True
+            self._door.protocol.pause_writing()
+
+    def pump(self) -> None:
+        """Encrypts as much as the other side is about to read; tells the protocol when it may write again."""
+        while self._backlog and self._takes_more:
+            data = self._backlog.popleft()
+            if len(data) > _PIECE_BYTES:
+                self._backlog.appendleft(data[_PIECE_BYTES:])
+                data = data[:_PIECE_BYTES]
+            self._backlog_bytes -= len(data)
+            self._inner.write(data)
+        if self._paused and self.get_write_buffer_size() <= self._low_bytes:
+            self._paused = False
+            self._door.protocol.resume_writing()
+        if self._closing and not self._backlog:
+            self._part()
+
+    @property
+    def _takes_more(self) -> bool:
+        return not (self._raw.get_write_buffer_size() or self._inner.get_write_buffer_size())
+
+    def get_write_buffer_size(self) -> int:
+        return self._backlog_bytes + self._inner.get_write_buffer_size() + self._raw.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_bytes, self._high_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high_bytes = high if high is not None else 4 * low if low is not None else _HIGH_BYTES
+        self._low_bytes = low if low is not None else self._high_bytes // 4
+
+    def can_write_eof(self) -> bool:
+        return False  # TLS knows no halves
+
+    def is_closing(self) -> bool:
+        return self._closing or self._inner.is_closing()
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            if not self._backlog:
+                self._part()
+
+    def _part(self) -> None:
+        """Everything was handed on: what ends TLS goes out behind it, and who does not answer that is not waited for."""
+        if self._farewell is None:
+            self._inner.close()
+            self._farewell = self._door.loop.call_later(_FAREWELL_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        # What is still to be read keeps it: who wrote it says for how long.
+        if self._raw.get_write_buffer_size():
+            self._farewell = self._door.loop.call_later(_FAREWELL_S, self._hang_up)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._raw.abort()
+
+    def ended(self) -> None:
+        """The connection is gone."""
+        self._closing = True
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        if self._farewell is not None:
+            self._farewell.cancel()
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+    def is_reading(self) -> bool:
+        return self._inner.is_reading()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._door.protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._inner.get_extra_info(name, default)
+
+
+class _Waiting(asyncio.BufferedProtocol):
+    """Takes what was decrypted before the protocol has its transport: it may come with the end of the handshake."""
+
+    def __init__(self, door: TlsDoor) -> None:
+        self._door = door
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self.early = b""
+        self.lost = False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._door.paid_bytes += nbytes
+        self.early += self._buffer[:nbytes]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+
+
+class _Beyond(asyncio.BufferedProtocol):
+    """Takes what was decrypted, for the protocol."""
+
+    def __init__(self, door: TlsDoor, protocol: Any) -> None:
+        self._door = door
+        self.get_buffer = protocol.get_buffer  # type: ignore[method-assign]
+        self._updated = protocol.buffer_updated
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._door.paid_bytes += nbytes
+        self._updated(nbytes)
+
+    def feed(self, data: bytes) -> None:
+        """What came before."""
+        while data:
+            buffer = memoryview(self.get_buffer(len(data)))[: len(data)]
+            buffer[:] = data[: len(buffer)]
+            data = data[len(buffer) :]
+            self._updated(len(buffer))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        door = self._door
+        if door.transport is not None:
+            door.transport.ended()
+        door.protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        return  # the transport looks by itself
+
+    def resume_writing(self) -> None:
+        if self._door.transport is not None:
+            self._door.transport.pump()
+
+
+class TlsDoor(asyncio.BufferedProtocol):
+    """The protocol of a socket that was accepted and is to speak TLS: the handshake begins once it is connected, and what the
+    given protocol then gets is what was inside. Belongs to the event loop.
+
+    Args:
+        protocol: a `BufferedProtocol`; ``connection_made`` comes with a `TlsTransport`, after the handshake.
+        context: of the server.
+        handshake_s: time for the handshake.
+
+    Attributes:
+        opened: done when the protocol has its transport. Its exception says why it never will.
+    """
+
+    def __init__(self, protocol: asyncio.BufferedProtocol, context: ssl.SSLContext, handshake_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.protocol = protocol
+        self.opened: asyncio.Future[None] = self.loop.create_future()
+        self.transport: TlsTransport | None = None
+        self.paid_bytes = 0
+        """Of the protocol's data, since the last read."""
+        self._context = context
+        self._handshake_s = handshake_s
+        self._raw: asyncio.Transport | None = None
+        self._tls: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._buffer: memoryview | None = None
+        self._read_bytes = _FIRST_READ_BYTES
+        self._early = b""
+        self._empty = 0
+        self._skip = 0
+        self._header = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._raw is not None:
+            return
+        self._raw = cast(asyncio.Transport, transport)
+        self._raw.pause_reading()
+        self._task = self.loop.create_task(self._open(self._raw))
+        self._task.add_done_callback(self._tell)
+
+    async def _open(self, raw: asyncio.Transport) -> None:
+        waiting = _Waiting(self)
+        begun = self.loop.create_task(
+            self.loop.start_tls(raw, waiting, self._context, server_side=True, ssl_handshake_timeout=self._handshake_s)
+        )
+        # The first step of it gives the raw transport its protocol, and the second, which reads, comes behind this.
+        await asyncio.sleep(0)
+        self._tls = raw.get_protocol()
+        raw.set_protocol(self)
+        if self._early:
+            self.loop.call_soon(self._feed_early)
+        inner = await begun
+        if inner is None or waiting.lost:
+            raise ConnectionResetError("gone with the end of the handshake")
+        self.transport = TlsTransport(self, inner, raw)
+        self.protocol.connection_made(self.transport)
+        beyond = _Beyond(self, self.protocol)
+        inner.set_protocol(beyond)
+        beyond.feed(waiting.early)
+
+    def _tell(self, task: asyncio.Task[None]) -> None:
+        exc = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._task = None
+        if exc is not None:
+            # It would keep the frames that it passed, and they the connection with its buffers, until garbage is looked for.
+            exc.__traceback__ = exc.__context__ = exc.__cause__ = None
+            self.abort()
+        if self.opened.done():
+            return
+        if exc is None:
+            self.opened.set_result(None)
+        elif isinstance(exc, asyncio.CancelledError):
+            self.opened.cancel()
+        else:
+            self.opened.set_exception(exc)
+            self.opened.exception()  # whoever waits is told; nobody has to
+
+    def abort(self) -> bool:
+        """Closes the connection now, also while the handshake goes on. False where there is none: the socket is the caller's."""
+        if self._raw is None:
+            return False
+        self._raw.abort()
+        return True
+
+    # -- what the raw transport calls
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if hasattr(self._tls, "get_buffer"):
+            buffer = memoryview(self._tls.get_buffer(sizehint))
+        else:  # that of Python 3.10, and before there is any
+            buffer = memoryview(bytearray(self._read_bytes))
+        self._buffer = buffer[: self._read_bytes]
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self._buffer is not None
+        if self._tls is None:  # some event loops read what came with the connection, paused or not
+            self._early += bytes(self._buffer[:nbytes])
+            return
+        records = self._records(self._buffer[:nbytes])
+        self.paid_bytes = 0
+        if hasattr(self._tls, "buffer_updated"):
+            self._tls.buffer_updated(nbytes)
+        else:
+            self._tls.data_received(bytes(self._buffer[:nbytes]))
+        self._read_bytes = min(_READ_BYTES, self._read_bytes + self.paid_bytes)
+        self._empty = max(0, self._empty + records - self.paid_bytes // _PAYS_BYTES)
+        if self._empty > _MOST_EMPTY and self._raw is not None:
+            self._raw.abort()
+
+    def _feed_early(self) -> None:
+        early, self._early = self._early, b""
+        for at in range(0, len(early), self._read_bytes):
+            part = early[at : at + self._read_bytes]
+            self.get_buffer(len(part))[: len(part)] = part
+            self.buffer_updated(len(part))
+
+    def _records(self, data: memoryview) -> int:
+        """How many records begin in it. RFC 8446, 5.1: a type, a version and, in two bytes, a length before each."""
+        at, count, end = self._skip, 0, len(data)
+        header = self._header
+        while at < end:
+            if header or end - at < _HEADER_BYTES:
+                part = bytes(data[at : at + _HEADER_BYTES - len(header)])
+                header += part
+                at += len(part)
+                if len(header) < _HEADER_BYTES:
+                    break
+                at += header[3] << 8 | header[4]
+                header = b""
+            else:
+                at += _HEADER_BYTES + (data[at + 3] << 8 | data[at + 4])
+            count += 1
+        self._header = header
+        self._skip = max(0, at - end)
+        return count
+
+    def eof_received(self) -> bool | None:
+        return None if self._tls is None else cast("bool | None", self._tls.eof_received())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._tls is None:
+            if self._task is not None:
+                self._task.cancel()
+            return
+        self._tls.connection_lost(exc)
+        # They refer to each other by way of this, and have large buffers.
+        self._tls = self._buffer = None
+
+    def pause_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.resume_writing()
+        if self.transport is not None:
+            self.transport.pump()
