@@ -120,8 +120,6 @@ def _version(store: BrokerStore) -> Iterator[Finding]:
         yield Finding(
             "version", "note", f"the broker is {version}, this client {__version__}", "bring both to one version"
         )
-    if status["draining"]:
-        yield Finding("draining", "note", "the broker is about to stop", "clients go to another, or wait for the next")
 
 
 def _queues(store: Store) -> Iterator[Finding]:

@@ -221,7 +221,6 @@ class ClaimTracker:
                 magazine,
             )
             return
-        began_s = time.monotonic()
         try:
             count = self._client.ask(requests.resume(magazine, pack_pointers(as_pointers(runs)), self._keeps))
         except (BadRequestError, PermissionDeniedError) as exc:
@@ -230,10 +229,13 @@ class ClaimTracker:
             )
             return
         held = sum(stop - start for _, start, stop in runs)
-        log.info(
-            event_text("claims_resumed", "%d of %d messages of %s go on, after %.3f s"),
-            count,
-            held,
-            magazine,
-            time.monotonic() - began_s,
-        )
+        if held:
+            log.info(
+                event_text(
+                    "claims_resumed",
+                    "the broker knows what is held of %s: %d message(s) stay here, %d went to others meanwhile",
+                ),
+                magazine,
+                count,
+                held - count,
+            )
