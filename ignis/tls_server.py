@@ -47,7 +47,7 @@ class TlsTransport(asyncio.Transport):
         self._farewell: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._closing or not data:
+        if self.is_closing() or not data:
             return
         if self._backlog or len(data) > _PIECE_BYTES or not self._takes_more:
             self._backlog.append(memoryview(data).cast("B"))
@@ -245,6 +245,8 @@ class TlsDoor(asyncio.BufferedProtocol):
         )
         # The first step of it gives the raw transport its protocol, and the second, which reads, comes behind this.
         await asyncio.sleep(0)
+        if begun.done():
+            begun.result()
         self._tls = raw.get_protocol()
         raw.set_protocol(self)
         if self._early:
