@@ -578,6 +578,7 @@ def test_an_end_between_two_steps_leaves_each_message_once(
     def killed(*args: Any, **kwargs: Any) -> Any:
         raise Killed
 
+    monkeypatch.setattr(shovel_owed, "RETRY_S", 3_600.0)  # nor later
     app = new_app(store_url)
     queue = app.queue("jobs", int, shards=1)
     fill(queue, 6)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
@@ -152,7 +154,7 @@ class BrokerStore(Store):
         }
 
     def wait_no_longer(self, within_s: float | None) -> None:
-        self.client.wait_no_longer(within_s)
+        self.client.until_s = math.inf if within_s is None else time.monotonic() + within_s
 
     def close(self, timeout: float = 30.0) -> None:
         if not self.client.forked:  # else it is the parent's

@@ -86,8 +86,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         """Whether somebody would publish, and needs the next broker for it."""
         self._attempts = Attempts()
         """Those of the thread that is connecting, or was."""
-        self._until_s = math.inf
-        """No connection is waited for after that moment."""
+        self.until_s = math.inf
+        """No connection is waited for after that moment of ``time.monotonic``, also by who waits already."""
         self._away_since_s: float | None = None
         self._said = LimitedLog(log, _SAY_AGAIN_S)
 
@@ -188,7 +188,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         if connection is not None and connection.usable:
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
-        limit_s = min(limit_s, max(_GLANCE_S, self._until_s - time.monotonic()))
+        limit_s = min(limit_s, max(_GLANCE_S, self.until_s - time.monotonic()))
         deadline = time.monotonic() + limit_s
         if not self._connecting.acquire(timeout=limit_s):
             raise self._still_connecting(limit_s)
@@ -209,11 +209,6 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         finally:
             self._connecting.release()
 
-    def wait_no_longer(self, within_s: float | None) -> None:
-        """A connection is waited for no longer than for so many seconds from now, also by who waits already; None = as long as
-        the settings say."""
-        self._until_s = math.inf if within_s is None else time.monotonic() + within_s
-
     def _take_along(self, old: SyncConnection) -> None:
         """What is held stays claimed: a broker that drains would give it back with the end of the connection, at once."""
         request = requests.disconnect(False)
@@ -231,12 +226,12 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         rules = retry_rules(self.settings, max(0.0, deadline - began_s), attempts)
         in_time = rules.pop("stop")
         retrying = tenacity.Retrying(
-            sleep=self._nap, stop=lambda state: in_time(state) or time.monotonic() >= self._until_s, **rules
+            sleep=self._nap, stop=lambda state: in_time(state) or time.monotonic() >= self.until_s, **rules
         )
         try:
             connection: SyncConnection = retrying(self._open_once, deadline)
         except (OSError, IgnisError) as exc:
-            tried_s = limit_s if self._until_s == math.inf else time.monotonic() - began_s
+            tried_s = limit_s if self.until_s == math.inf else time.monotonic() - began_s
             raise explained(exc, self.address, attempts, time_tried(self.settings, tried_s)) from exc
         self._say_back()
         return connection
@@ -265,7 +260,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _nap(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
-        while (left_s := min(end_s, self._until_s) - time.monotonic()) > 0:
+        while (left_s := min(end_s, self.until_s) - time.monotonic()) > 0:
             time.sleep(min(left_s, _GLANCE_S))
             self.check()
 

@@ -224,7 +224,7 @@ def test_delayed_nacks_of_a_user_are_bounded_and_count_until_their_time(tmp_path
         for _ in range(3):
             assert client.ask(requests.nack("q", places(client.consume("q", 2, wait_s=WAIT_S)), delay_s=0.01)) == 2
             eventually(lambda: not broker.on_loop(lambda: sum(waiting._counts.values())))
-        assert info(client)["pending"] == 2
+        eventually(lambda: info(client)["pending"] == 2)
 
 
 def test_nack_sets_aside_with_a_reason(client: SyncClient) -> None:
