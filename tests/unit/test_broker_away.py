@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,3 +78,19 @@ def test_who_gets_the_error_is_told_nothing_beside_it(
     with pytest.raises(StoreUnreachableError):
         client(**kind)._open(0.05, time.monotonic() + 0.05)
     assert caplog.records == []
+
+
+def test_a_broker_that_drains_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What follows would look like a crash."""
+    caplog.set_level(logging.INFO)
+    refusing(monkeypatch, 1_000_000)
+    found = client()
+    draining: Any = SimpleNamespace(alive=True, usable=False)
+    found.connection = draining
+    for _ in range(2):
+        with pytest.raises(StoreUnreachableError):
+            found.connect(0.05)
+    said = [one.getMessage() for one in caplog.records]
+    assert said == [
+        f"{found.address.name} is shutting down: what is held is finished there, and the next one is looked for"
+    ]

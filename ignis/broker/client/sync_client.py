@@ -90,6 +90,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         """No connection is waited for after that moment of ``time.monotonic``, also by who waits already."""
         self._away_since_s: float | None = None
         self._said = LimitedLog(log, _SAY_AGAIN_S)
+        self._drains: SyncConnection | None = None
+        """The connection of which it was said that its broker shuts down."""
 
     # -- requests
 
@@ -197,6 +199,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             if connection is None or not connection.usable:
                 if time.monotonic() > deadline - _LEAST_S:
                     raise self._still_connecting(limit_s)  # another's attempt ended with this one's time
+                if connection is not None and connection.alive:
+                    self._say_draining(connection)
                 old, connection = connection, self._open(limit_s, deadline)
                 if old is not None and old.alive and self._resumes:
                     self._take_along(old)
@@ -251,6 +255,18 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
                 event_text("broker_away", "no connection to %s for %.0f s, trying again: %s"),
                 self.address.name, away_s, str(why) or repr(why),
             )  # fmt: skip
+
+    def _say_draining(self, old: SyncConnection) -> None:
+        """Once, to whoever would take what follows for a crash."""
+        if self._resumes and old is not self._drains:
+            self._drains = old
+            log.info(
+                event_text(
+                    "broker_drains",
+                    "%s is shutting down: what is held is finished there, and the next one is looked for",
+                ),
+                self.address.name,
+            )
 
     def _say_back(self) -> None:
         since_s, self._away_since_s = self._away_since_s, None
