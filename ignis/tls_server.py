@@ -4,7 +4,7 @@ A protocol behind it sees one transport, as without TLS: what it writes and nobo
 what arrives comes in small pieces. Who sends records that carry nothing (KeyUpdate, empty ones) is cut off: each costs a
 derivation of keys, and thousands of them fit into one read.
 
-    raw transport <-> TlsDoor <-> the event loop's TLS <-> _Beyond <-> the protocol, which writes to TlsTransport
+    raw transport <-> TlsDoor <-> the event loop's TLS <-> _Inside <-> the protocol, which writes to TlsTransport
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TlsTransport(asyncio.Transport):
         self._backlog_bytes = 0
         self._high_bytes, self._low_bytes = _HIGH_BYTES, _LOW_BYTES
         self._paused = False
-        self._closing = False
+        self._closing = self._gone = False
         self._farewell: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -79,6 +79,8 @@ class TlsTransport(asyncio.Transport):
         return not (self._raw.get_write_buffer_size() or self._inner.get_write_buffer_size())
 
     def get_write_buffer_size(self) -> int:
+        if self._gone:
+            return 0
         return self._backlog_bytes + self._inner.get_write_buffer_size() + self._raw.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
@@ -92,7 +94,7 @@ class TlsTransport(asyncio.Transport):
         return False  # TLS knows no halves
 
     def is_closing(self) -> bool:
-        return self._closing or self._inner.is_closing()
+        return self._closing or self._gone or self._inner.is_closing()
 
     def close(self) -> None:
         if not self._closing:
@@ -102,7 +104,7 @@ class TlsTransport(asyncio.Transport):
 
     def _part(self) -> None:
         """Everything was handed on: what ends TLS goes out behind it, and who does not answer that is not waited for."""
-        if self._farewell is None:
+        if self._farewell is None and not self._gone:
             self._inner.close()
             self._farewell = self._door.loop.call_later(_FAREWELL_S, self._hang_up)
 
@@ -121,20 +123,22 @@ class TlsTransport(asyncio.Transport):
 
     def ended(self) -> None:
         """The connection is gone."""
-        self._closing = True
+        self._closing = self._gone = True
         self._backlog.clear()
         self._backlog_bytes = 0
         if self._farewell is not None:
             self._farewell.cancel()
 
     def pause_reading(self) -> None:
-        self._inner.pause_reading()
+        if not self._gone:
+            self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        self._inner.resume_reading()
+        if not self._gone:
+            self._inner.resume_reading()
 
     def is_reading(self) -> bool:
-        return self._inner.is_reading()
+        return not self._gone and self._inner.is_reading()
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._door.protocol
@@ -143,52 +147,39 @@ class TlsTransport(asyncio.Transport):
         return self._inner.get_extra_info(name, default)
 
 
-class _Waiting(asyncio.BufferedProtocol):
-    """Takes what was decrypted before the protocol has its transport: it may come with the end of the handshake."""
+class _Inside(asyncio.BufferedProtocol):
+    """Takes what was decrypted, and gives it to the protocol. Some may come with the end of the handshake, before that has its
+    transport. In a buffer of its own: an event loop's TLS may ask for another one while it still has the last."""
 
     def __init__(self, door: TlsDoor) -> None:
         self._door = door
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.early = b""
-        self.lost = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._door.paid_bytes += nbytes
-        self.early += self._buffer[:nbytes]
+        data = bytes(self._buffer[:nbytes])
+        if self._door.transport is None:
+            self.early += data
+        else:
+            self.feed(data, self._door.transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+    def feed(self, data: bytes, transport: TlsTransport) -> None:
+        protocol: Any = self._door.protocol
+        while data and not transport.is_closing():
+            buffer = protocol.get_buffer(len(data))
+            part = buffer[: len(data)]
+            size = len(part)
+            part[:] = data[:size]
+            del part, buffer  # the protocol may have it back
+            data = data[size:]
+            protocol.buffer_updated(size)
 
-
-class _Beyond(asyncio.BufferedProtocol):
-    """Takes what was decrypted, for the protocol."""
-
-    def __init__(self, door: TlsDoor, protocol: Any) -> None:
-        self._door = door
-        self.get_buffer = protocol.get_buffer  # type: ignore[method-assign]
-        self._updated = protocol.buffer_updated
-        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._door.paid_bytes += nbytes
-        self._updated(nbytes)
-
-    def feed(self, data: bytes) -> None:
-        """What came before."""
-        while data:
-            buffer = memoryview(self.get_buffer(len(data)))[: len(data)]
-            buffer[:] = data[: len(buffer)]
-            data = data[len(buffer) :]
-            self._updated(len(buffer))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        door = self._door
-        if door.transport is not None:
-            door.transport.ended()
-        door.protocol.connection_lost(exc)
+    def eof_received(self) -> bool | None:
+        return None if self._door.transport is None else self._door.protocol.eof_received()
 
     def pause_writing(self) -> None:
         return  # the transport looks by itself
@@ -226,6 +217,7 @@ class TlsDoor(asyncio.BufferedProtocol):
         self._buffer: memoryview | None = None
         self._read_bytes = _FIRST_READ_BYTES
         self._early = b""
+        self._gone = False
         self._empty = 0
         self._skip = 0
         self._header = b""
@@ -239,9 +231,9 @@ class TlsDoor(asyncio.BufferedProtocol):
         self._task.add_done_callback(self._tell)
 
     async def _open(self, raw: asyncio.Transport) -> None:
-        waiting = _Waiting(self)
+        inside = _Inside(self)
         begun = self.loop.create_task(
-            self.loop.start_tls(raw, waiting, self._context, server_side=True, ssl_handshake_timeout=self._handshake_s)
+            self.loop.start_tls(raw, inside, self._context, server_side=True, ssl_handshake_timeout=self._handshake_s)
         )
         # The first step of it gives the raw transport its protocol, and the second, which reads, comes behind this.
         await asyncio.sleep(0)
@@ -252,17 +244,18 @@ class TlsDoor(asyncio.BufferedProtocol):
         if self._early:
             self.loop.call_soon(self._feed_early)
         inner = await begun
-        if inner is None or waiting.lost:
-            raise ConnectionResetError("gone with the end of the handshake")
-        self.transport = TlsTransport(self, inner, raw)
-        self.protocol.connection_made(self.transport)
-        beyond = _Beyond(self, self.protocol)
-        inner.set_protocol(beyond)
-        beyond.feed(waiting.early)
+        if inner is None or self._gone:
+            raise ConnectionResetError
+        self.transport = transport = TlsTransport(self, inner, raw)
+        self.protocol.connection_made(transport)
+        inside.feed(inside.early, transport)
+        inside.early = b""
 
     def _tell(self, task: asyncio.Task[None]) -> None:
         exc = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._task = None
+        if isinstance(exc, Exception) and self._gone:  # whatever each event loop makes of that
+            exc = ConnectionResetError("gone before the end of the handshake")
         if exc is not None:
             # It would keep the frames that it passed, and they the connection with its buffers, until garbage is looked for.
             exc.__traceback__ = exc.__context__ = exc.__cause__ = None
@@ -341,13 +334,19 @@ class TlsDoor(asyncio.BufferedProtocol):
         return None if self._tls is None else cast("bool | None", self._tls.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._tls is None:
-            if self._task is not None:
-                self._task.cancel()
-            return
-        self._tls.connection_lost(exc)
-        # They refer to each other by way of this, and have large buffers.
-        self._tls = self._buffer = None
+        self._gone = True
+        if self._tls is not None:
+            self._tls.connection_lost(exc)
+            # They refer to each other by way of this, and have large buffers.
+            self._tls = self._buffer = None
+        elif self._task is not None:
+            self._task.cancel()
+        if self.transport is not None:
+            self.loop.call_soon(self._end, self.transport, exc)
+
+    def _end(self, transport: TlsTransport, exc: Exception | None) -> None:
+        transport.ended()
+        self.protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
         if self._tls is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import logging
 import random
 import socket
 import ssl
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -113,6 +116,53 @@ def test_new_keys_now_and_then_are_nothing(broker: RunningBroker) -> None:
         assert keys.send(20) == 20
     finally:
         keys.close()
+
+
+def test_who_is_lost_with_the_end_of_the_handshake_keeps_no_place(
+    broker: RunningBroker, files: TlsFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger would lock out his address: such a connection has no descriptor, and no end of its own."""
+    caplog.set_level(logging.INFO)
+    context = client_context(files.ca)
+    for number in range(24):
+        sock = socket.create_connection(("127.0.0.1", broker.port), WAIT_S)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(outgoing.read())
+                incoming.write(sock.recv(1 << 16))
+        if number % 3 == 1:
+            tls.write(encode_frame(Command.PING, 1, b""))
+        if number % 3 == 2:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                tls.unwrap()
+        sock.sendall(outgoing.read())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    eventually(lambda: broker.on_loop(lambda: not broker.broker.sessions))
+    with connected(broker, files):
+        pass
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+def test_what_comes_inside_tls_and_is_no_frame(
+    broker: RunningBroker, files: TlsFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4):
+        sock = socket.create_connection(("127.0.0.1", broker.port), WAIT_S)
+        with (
+            client_context(files.ca).wrap_socket(sock, server_hostname="127.0.0.1") as tls,
+            contextlib.suppress(OSError),
+        ):
+            tls.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            while tls.recv(1 << 16):
+                pass
+    eventually(lambda: broker.on_loop(lambda: not broker.broker.sessions))
+    assert [one for one in caplog.records if one.exc_info or one.levelno >= logging.ERROR] == []
 
 
 class KeyUpdates:
