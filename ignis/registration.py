@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ignis.errors import IgnisError, QueueNotFoundError, QueueRemovedError, StoreUnreachableError
+from ignis.errors import IgnisError, QueueNotFoundError, QueueRemovedError, StoreTimeoutError, StoreUnreachableError
 from ignis.storage.base import QueueStore
 
 __all__ = ["Registration"]
@@ -47,25 +47,30 @@ class Registration:
         self.due_s = time.monotonic() + self._every_s
 
     def check(self) -> None:
-        """Before messages are stored; asks the store now and then. Raises QueueRemovedError, StoreUnreachableError."""
+        """Before messages are stored; asks the store now and then. Raises QueueRemovedError, StoreUnreachableError,
+        StoreTimeoutError."""
         if self._found and time.monotonic() >= self.due_s:
-            self.due_s = time.monotonic() + self._every_s
             try:
-                queues = self._queues()
-                if queues.tells_removed:
-                    record = queues.get(self._name)
-                    self.removed = record is None
-                    if record is not None and record.shards != self._shards:
-                        self._shards = record.shards
-                        self.on_shards()
-                else:
-                    self.removed = False  # the load that follows finds out
-            except StoreUnreachableError:
+                self._look(self._queues())
+            except (StoreTimeoutError, StoreUnreachableError):
                 raise  # the load that follows would wait for it as long again
             except IgnisError:
                 pass  # the load that follows says what is wrong with the store
         if self.removed:
             raise self.error()
+
+    def _look(self, queues: QueueStore) -> None:
+        if not queues.at_hand:
+            return  # the load waits for the store, and the next one looks
+        self.due_s = time.monotonic() + self._every_s
+        if not queues.tells_removed:
+            self.removed = False  # the load that follows finds out
+            return
+        record = queues.get(self._name)
+        self.removed = record is None
+        if record is not None and record.shards != self._shards:
+            self._shards = record.shards
+            self.on_shards()
 
     def explain(self, exc: BaseException) -> BaseException:
         """What to raise for an error of a load: QueueRemovedError where the queue is gone."""
