@@ -305,9 +305,10 @@ class Consumer:
         for worker in list(self._pool.workers):
             one: dict[str, Any] = {"name": worker.name, "given": worker.outstanding}
             running = worker.running()
-            with contextlib.suppress(LookupError):  # accounted for meanwhile
-                if running is not None:
-                    one.update(self._described(running))
+            if running is not None:
+                one.update(self._described(running))
+            else:  # coroutines
+                one["calls"] = [found for call in worker.calls()[:_MOST_NAMED] if (found := self._described(call))]
             workers.append(one)
         told = [
             {"id": str(UUID(bytes=one.id)), "fraction": one.fraction, "text": one.text}
@@ -318,9 +319,12 @@ class Consumer:
         }  # fmt: skip
 
     def _described(self, call: Call) -> dict[str, Any]:
-        """A call for a person who asks. Raises LookupError when it is accounted for."""
+        """A call for a person who asks; nothing when it is accounted for."""
         first_id, messages, _ = call
-        chunk, index = self._in_hand.locate(first_id)
+        try:
+            chunk, index = self._in_hand.locate(first_id)
+        except LookupError:
+            return {}
         shard, pointer = chunk.place(index)
         described: dict[str, Any] = {
             "shard": shard,

@@ -53,6 +53,8 @@ _LEAST_S = 0.001
 _LET_GO_S = 1.0
 """So long the next broker may be there while the last one drains."""
 _TAKE_ALONG_S = 2.0
+_LAST_ANSWER_S = 1.0
+"""So long an answer may take once nobody waits for a connection any more."""
 _GLANCE_S = 0.1
 """So long a connection takes where nobody waits for one any more."""
 _AWAY_S = 2.0
@@ -87,7 +89,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         self._attempts = Attempts()
         """Those of the thread that is connecting, or was."""
         self.until_s = math.inf
-        """No connection is waited for after that moment of ``time.monotonic``, also by who waits already."""
+        """No connection is waited for after that moment of ``time.monotonic``, also by who waits already; nor an answer, by who
+        asks from now on."""
         self._away_since_s: float | None = None
         self._said = LimitedLog(log, _SAY_AGAIN_S)
         self._drains: SyncConnection | None = None
@@ -107,7 +110,10 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             carried out), StoreUnreachableError, ClosedError, ForkedHandleError. A request that is repeatable, or
             that did not leave this process, is sent again on a new connection before the time is up.
         """
-        deadline = time.monotonic() + chosen_timeout_s(self.settings, timeout)
+        timeout_s = chosen_timeout_s(self.settings, timeout)
+        if self.until_s != math.inf:
+            timeout_s = min(timeout_s, max(_LAST_ANSWER_S, self.until_s - time.monotonic()))
+        deadline = time.monotonic() + timeout_s
         while True:
             connection = self._connection_for(request, max(0.001, deadline - time.monotonic()))
             try:
