@@ -245,7 +245,7 @@ class TlsDoor(asyncio.BufferedProtocol):
             self.loop.call_soon(self._feed_early)
         inner = await begun
         if inner is None or self._gone:
-            raise ConnectionResetError
+            raise ConnectionResetError("gone with the end of the handshake")
         self.transport = transport = TlsTransport(self, inner, raw)
         self.protocol.connection_made(transport)
         inside.feed(inside.early, transport)
@@ -254,11 +254,13 @@ class TlsDoor(asyncio.BufferedProtocol):
     def _tell(self, task: asyncio.Task[None]) -> None:
         exc = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._task = None
-        if isinstance(exc, Exception) and self._gone:  # whatever each event loop makes of that
+        if isinstance(exc, RuntimeError) and self._gone:  # so says uvloop
             exc = ConnectionResetError("gone before the end of the handshake")
+        of_the_network = isinstance(exc, (OSError, EOFError))
         if exc is not None:
-            # It would keep the frames that it passed, and they the connection with its buffers, until garbage is looked for.
-            exc.__traceback__ = exc.__context__ = exc.__cause__ = None
+            if of_the_network:
+                # It would keep the frames that it passed, and they the connection with its buffers, until garbage is looked for.
+                exc.__traceback__ = exc.__context__ = exc.__cause__ = None
             self.abort()
         if self.opened.done():
             return
@@ -268,7 +270,8 @@ class TlsDoor(asyncio.BufferedProtocol):
             self.opened.cancel()
         else:
             self.opened.set_exception(exc)
-            self.opened.exception()  # whoever waits is told; nobody has to
+            if of_the_network:
+                self.opened.exception()  # whoever waits is told; nobody has to
 
     def abort(self) -> bool:
         """Closes the connection now, also while the handshake goes on. False where there is none: the socket is the caller's."""
