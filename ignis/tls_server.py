@@ -1,8 +1,8 @@
 """TLS for connections that were accepted, with the bounds that the event loop's own does not have.
 
 A protocol behind it sees one transport, as without TLS: what it writes and nobody has read is counted, and gathers unencrypted;
-what arrives comes in small pieces. Who sends records that carry nothing (KeyUpdate, empty ones) is cut off: each costs a
-derivation of keys, and thousands of them fit into one read.
+what arrives is taken a few records at a time. Who sends records that carry nothing (KeyUpdate, empty ones) is cut off: each
+costs a derivation of keys, and thousands of them fit into one read.
 
     raw transport <-> TlsDoor <-> the event loop's TLS <-> _Inside <-> the protocol, which writes to TlsTransport
 """
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections import deque
 from typing import Any, cast
 
 __all__ = ["TlsDoor", "TlsTransport"]
 
-_READ_BYTES = 16_640
-"""Of what is read at a time: a record of the largest size (RFC 8446, 5.2), and less than `_MOST_EMPTY` would allow for long."""
-_FIRST_READ_BYTES = 2_048
-"""The same before anything of the protocol came."""
+_READ_BYTES = 64 << 10
+"""Of what is read at a time."""
+_AT_ONCE = 64
+"""Records that TLS is given at a time; then it is looked at what was in them."""
 _HEADER_BYTES = 5
 _MOST_EMPTY = 64
 """Records more than the data in them pays for. A handshake takes a dozen."""
@@ -30,6 +31,17 @@ _PIECE_BYTES = 64 << 10
 _HIGH_BYTES, _LOW_BYTES = 64 << 10, 16 << 10
 _FAREWELL_S = 1.0
 """So long the other side has to answer the end of the connection."""
+
+
+class _Buffers(threading.local):
+    """What was read last by any connection of an event loop, and what was inside: both are copied at once."""
+
+    def __init__(self) -> None:
+        self.arriving = memoryview(bytearray(_READ_BYTES))
+        self.inside = memoryview(bytearray(_READ_BYTES))
+
+
+_buffers = _Buffers()
 
 
 class TlsTransport(asyncio.Transport):
@@ -132,10 +144,12 @@ class TlsTransport(asyncio.Transport):
     def pause_reading(self) -> None:
         if not self._gone:
             self._inner.pause_reading()
+            self._door.hold()  # else the event loop's TLS would gather, and take it all at once later
 
     def resume_reading(self) -> None:
         if not self._gone:
             self._inner.resume_reading()
+            self._door.go_on()
 
     def is_reading(self) -> bool:
         return not self._gone and self._inner.is_reading()
@@ -149,19 +163,18 @@ class TlsTransport(asyncio.Transport):
 
 class _Inside(asyncio.BufferedProtocol):
     """Takes what was decrypted, and gives it to the protocol. Some may come with the end of the handshake, before that has its
-    transport. In a buffer of its own: an event loop's TLS may ask for another one while it still has the last."""
+    transport. In another buffer than the protocol's: an event loop's TLS may ask for one while it still has the last."""
 
     def __init__(self, door: TlsDoor) -> None:
         self._door = door
-        self._buffer = memoryview(bytearray(_READ_BYTES))
         self.early = b""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+        return _buffers.inside
 
     def buffer_updated(self, nbytes: int) -> None:
         self._door.paid_bytes += nbytes
-        data = bytes(self._buffer[:nbytes])
+        data = bytes(_buffers.inside[:nbytes])
         if self._door.transport is None:
             self.early += data
         else:
@@ -208,15 +221,15 @@ class TlsDoor(asyncio.BufferedProtocol):
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self.transport: TlsTransport | None = None
         self.paid_bytes = 0
-        """Of the protocol's data, since the last read."""
+        """Of the protocol's data, not set against records yet."""
         self._context = context
         self._handshake_s = handshake_s
         self._raw: asyncio.Transport | None = None
         self._tls: Any = None
         self._task: asyncio.Task[None] | None = None
-        self._buffer: memoryview | None = None
-        self._read_bytes = _FIRST_READ_BYTES
-        self._early = b""
+        self._kept: deque[tuple[bytes, int]] = deque()
+        """What was read and TLS is not given yet: pieces, and the records in each."""
+        self._held = False
         self._gone = False
         self._empty = 0
         self._skip = 0
@@ -241,8 +254,8 @@ class TlsDoor(asyncio.BufferedProtocol):
             begun.result()
         self._tls = raw.get_protocol()
         raw.set_protocol(self)
-        if self._early:
-            self.loop.call_soon(self._feed_early)
+        if self._kept:
+            self.loop.call_soon(self._give_kept)
         inner = await begun
         if inner is None or self._gone:
             raise ConnectionResetError("gone with the end of the handshake")
@@ -283,41 +296,59 @@ class TlsDoor(asyncio.BufferedProtocol):
     # -- what the raw transport calls
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if hasattr(self._tls, "get_buffer"):
-            buffer = memoryview(self._tls.get_buffer(sizehint))
-        else:  # that of Python 3.10, and before there is any
-            buffer = memoryview(bytearray(self._read_bytes))
-        self._buffer = buffer[: self._read_bytes]
-        return self._buffer
+        return _buffers.arriving
 
     def buffer_updated(self, nbytes: int) -> None:
-        assert self._buffer is not None
-        if self._tls is None:  # some event loops read what came with the connection, paused or not
-            self._early += bytes(self._buffer[:nbytes])
-            return
-        records = self._records(self._buffer[:nbytes])
-        self.paid_bytes = 0
-        if hasattr(self._tls, "buffer_updated"):
-            self._tls.buffer_updated(nbytes)
-        else:
-            self._tls.data_received(bytes(self._buffer[:nbytes]))
-        self._read_bytes = min(_READ_BYTES, self._read_bytes + self.paid_bytes)
+        for piece, records in self._pieces(_buffers.arriving[:nbytes]):
+            if self._gone:
+                return
+            # Some event loops read what came with the connection, paused or not.
+            if self._tls is None or self._held or self._kept:
+                self._kept.append((bytes(piece), records))
+            else:
+                self._give(piece, records)
+
+    def _give(self, piece: bytes | memoryview, records: int) -> None:
+        tls, nbytes = self._tls, len(piece)
+        if hasattr(tls, "get_buffer"):
+            memoryview(tls.get_buffer(nbytes))[:nbytes] = piece
+            tls.buffer_updated(nbytes)
+        else:  # Python 3.10
+            tls.data_received(bytes(piece))
         self._empty = max(0, self._empty + records - self.paid_bytes // _PAYS_BYTES)
+        self.paid_bytes = 0
         if self._empty > _MOST_EMPTY and self._raw is not None:
+            self._gone = True  # what is left of this read is nobody's
+            self._kept.clear()
             self._raw.abort()
 
-    def _feed_early(self) -> None:
-        early, self._early = self._early, b""
-        for at in range(0, len(early), self._read_bytes):
-            part = early[at : at + self._read_bytes]
-            self.get_buffer(len(part))[: len(part)] = part
-            self.buffer_updated(len(part))
+    def _give_kept(self) -> None:
+        while self._kept and self._tls is not None and not (self._held or self._gone):
+            self._give(*self._kept.popleft())
+        if self._raw is not None and not (self._kept or self._held or self._gone):
+            self._raw.resume_reading()
 
-    def _records(self, data: memoryview) -> int:
-        """How many records begin in it. RFC 8446, 5.1: a type, a version and, in two bytes, a length before each."""
-        at, count, end = self._skip, 0, len(data)
+    def hold(self) -> None:
+        """Nothing more is read."""
+        self._held = True
+        if self._raw is not None:
+            self._raw.pause_reading()
+
+    def go_on(self) -> None:
+        """After `hold`."""
+        self._held = False
+        self.loop.call_soon(self._give_kept)
+
+    def _pieces(self, data: memoryview) -> list[tuple[memoryview, int]]:
+        """Cuts what was read where so many records have begun. RFC 8446, 5.1: a type, a version and, in two bytes, a length
+        before each."""
+        pieces: list[tuple[memoryview, int]] = []
+        begin, at, count, end = 0, self._skip, 0, len(data)
         header = self._header
         while at < end:
+            if count == _AT_ONCE:
+                pieces.append((data[begin:at], count))
+                begin, count = at, 0
             if header or end - at < _HEADER_BYTES:
                 part = bytes(data[at : at + _HEADER_BYTES - len(header)])
                 header += part
@@ -331,7 +362,8 @@ class TlsDoor(asyncio.BufferedProtocol):
             count += 1
         self._header = header
         self._skip = max(0, at - end)
-        return count
+        pieces.append((data[begin:], count))
+        return pieces
 
     def eof_received(self) -> bool | None:
         return None if self._tls is None else cast("bool | None", self._tls.eof_received())
@@ -340,8 +372,7 @@ class TlsDoor(asyncio.BufferedProtocol):
         self._gone = True
         if self._tls is not None:
             self._tls.connection_lost(exc)
-            # They refer to each other by way of this, and have large buffers.
-            self._tls = self._buffer = None
+            self._tls = None  # they refer to each other by way of this, and it has large buffers
         elif self._task is not None:
             self._task.cancel()
         if self.transport is not None:

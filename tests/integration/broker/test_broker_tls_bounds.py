@@ -233,7 +233,11 @@ def test_records_are_counted_wherever_they_are_cut(files: TlsFiles) -> None:
             at = counted = 0
             while at < len(stream):
                 size = rng.choice([1, 2, 4, 5, 6, 27, 1_000, 20_000])
-                counted += door._records(memoryview(stream[at : at + size]))
+                data = memoryview(stream[at : at + size])
+                pieces = door._pieces(data)
+                assert b"".join(piece for piece, _ in pieces) == data
+                assert all(records <= 64 for _, records in pieces)
+                counted += sum(records for _, records in pieces)
                 at += size
             assert counted == len(sizes)
 
