@@ -27,9 +27,9 @@ IDLE_S = 10.0
 AGAIN_S = 0.1
 """After so long a thread goes on that ran out of memory."""
 
-MOST_OF_A_QUEUE = 8
-"""Storing outcomes, claiming for an event loop, what it does when that is idle, giving back what was claimed too late; looking at
-the workers, while the next look is asked for; looking at cancelled messages; a pass of the shovel."""
+MOST_OF_A_QUEUE = 9
+"""Storing outcomes, renewing, claiming for an event loop, what it does when that is idle, giving back what was claimed too late;
+looking at the workers, while the next look is asked for; looking at cancelled messages; a pass of the shovel."""
 
 
 class Threads(abc.ABC, Generic[T]):

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.integration
 MakeApp = Callable[..., ignis.Ignis]
 
 DRAINED_WITHIN_S = 120.0
+_CHECKPOINTS_BYTES = 512 << 10
 
 
 def fill(queue: ignis.Queue[Any], size: int, batch: int) -> int:
@@ -54,6 +55,10 @@ def test_failures_reach_the_sideline_of_a_full_disk(
         count = fill(queue, size, batch)
         assert count >= 10
         fill_disk(path / "ballast")
+        if size > 500_000:
+            # Such a record takes a whole file of the log. Of the room that one gives back a checkpoint may take a part, and then
+            # there is none for the next: the failures stay claimed until there is.
+            os.truncate(path / "ballast", max(0, (path / "ballast").stat().st_size - _CHECKPOINTS_BYTES))
         handled: list[int] = []
 
         @queue.handler
