@@ -66,7 +66,7 @@ class Registration:
         if not queues.tells_removed:
             self.removed = False  # the load that follows finds out
             return
-        record = queues.get(self._name)
+        record = queues.look(self._name)
         self.removed = record is None
         if record is not None and record.shards != self._shards:
             self._shards = record.shards

@@ -28,6 +28,10 @@ class QueueStore(abc.ABC):
     @abc.abstractmethod
     def get(self, name: str) -> QueueRecord | None: ...
 
+    def look(self, name: str) -> QueueRecord | None:
+        """`get` on behalf of who is about to load something, and who waits for the store then: this does not."""
+        return self.get(name)
+
     @abc.abstractmethod
     def put(self, record: QueueRecord) -> None:
         """Creates or replaces."""

@@ -30,7 +30,7 @@ def test_a_store_that_is_away_is_waited_for_once() -> None:
     def get(name: str) -> None:
         raise trouble[0]
 
-    queues: Any = SimpleNamespace(tells_removed=True, at_hand=True, get=get)
+    queues: Any = SimpleNamespace(tells_removed=True, at_hand=True, look=get)
     registration = Registration(lambda: queues, "q", 3_600.0)
     registration.opened()
     registration.due_s = 0.0

@@ -12,7 +12,7 @@ from ignis.broker.client import store_requests
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.broker.protocol.commands import Command
-from ignis.errors import ConflictError, MessageTooLargeError, QueueNotFoundError
+from ignis.errors import ConflictError, ConnectionLostError, MessageTooLargeError, QueueNotFoundError
 from ignis.storage.base import ArrayStore, Fence, LockRecord, LockStore, LockTable, QueueRecord, QueueStore
 from ignis.storage.checks import check_record, ttl_milliseconds
 
@@ -35,6 +35,15 @@ class BrokerQueues(QueueStore):
 
     def get(self, name: str) -> QueueRecord | None:
         return self._calls.ask(store_requests.queue_get(name))
+
+    def look(self, name: str) -> QueueRecord | None:
+        """Over the connection that stands, and over no other."""
+        request = store_requests.queue_get(name)
+        with self._calls.call() as client:
+            connection = client.connection
+            if connection is None:
+                raise ConnectionLostError("there is no connection", sent=False)
+            return request.parse(connection.exchange(request.command, request.payload, client.settings.timeout_s))
 
     def put(self, record: QueueRecord) -> None:
         check_record(record)
