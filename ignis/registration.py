@@ -60,8 +60,6 @@ class Registration:
             raise self.error()
 
     def _look(self, queues: QueueStore) -> None:
-        if not queues.at_hand:
-            return  # the load waits for the store, and the next one looks
         self.due_s = time.monotonic() + self._every_s
         if not queues.tells_removed:
             self.removed = False  # the load that follows finds out

@@ -344,6 +344,8 @@ class Acknowledger:
     def _renew_in_time(self) -> None:
         """In a thread of its own: a store that is away for a moment holds up no outcome. A broker that drains takes outcomes, and
         answers nothing else."""
+        if self.waiting:
+            self._wake()  # no thread could be had for them before
         try:
             if self._renew() and not self.over.is_set():
                 self._plan_renewal(max(0.0, self._renew_at - time.monotonic()))

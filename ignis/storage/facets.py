@@ -19,9 +19,6 @@ __all__ = ["ArrayStore", "LockStore", "LockTable", "QueueStore"]
 class QueueStore(abc.ABC):
     """The queues' settings. Durable on return (``sync``), atomic per call."""
 
-    at_hand = True
-    """Whether it can be asked at once: nothing has to be connected first."""
-
     tells_removed = True
     """Whether `get` gives None only for a queue that is not there."""
 

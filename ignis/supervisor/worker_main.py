@@ -160,11 +160,7 @@ class Worker:
 
     def _look_at_limits(self) -> None:
         limits = self._limits
-        if self._link is not None and any(
-            one.consumer is not None and one.consumer.used_up for one in self._app.queues()
-        ):
-            self._end(HANGING)  # the supervisor starts another process
-        elif limits.max_messages and _finished(self._app) >= limits.max_messages:
+        if limits.max_messages and _finished(self._app) >= limits.max_messages:
             self._end(MAX_MESSAGES)
         elif limits.max_rss_bytes and rss_bytes() > limits.max_rss_bytes:
             log.warning(
@@ -193,6 +189,8 @@ class Worker:
         # The number first: what is quiet now was so after that order.
         number = self._carried_out
         self._tell(event="status", number=number, quiet=self._app.quiet, **process_figures(self._app))
+        if any(one.consumer is not None and one.consumer.used_up for one in self._app.queues()):
+            self._end(HANGING)  # the supervisor starts another process
 
     def _tell(self, **message: Any) -> None:
         if self._link is not None:

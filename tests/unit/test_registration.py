@@ -13,7 +13,7 @@ from ignis.registration import Registration
 
 def test_a_store_that_does_not_tell_is_asked_by_the_next_load() -> None:
     """What a load said holds until the next look: somebody may have opened the queue anew meanwhile."""
-    queues: Any = SimpleNamespace(tells_removed=False, at_hand=True)
+    queues: Any = SimpleNamespace(tells_removed=False)
     registration = Registration(lambda: queues, "q", 3_600.0)
     registration.opened()
     registration.explain(QueueNotFoundError("q"))
@@ -30,7 +30,7 @@ def test_a_store_that_is_away_is_waited_for_once() -> None:
     def get(name: str) -> None:
         raise trouble[0]
 
-    queues: Any = SimpleNamespace(tells_removed=True, at_hand=True, look=get)
+    queues: Any = SimpleNamespace(tells_removed=True, look=get)
     registration = Registration(lambda: queues, "q", 3_600.0)
     registration.opened()
     registration.due_s = 0.0
@@ -39,8 +39,3 @@ def test_a_store_that_is_away_is_waited_for_once() -> None:
     del trouble[0]
     registration.due_s = 0.0
     registration.check()
-    trouble.append(StoreUnreachableError("away"))
-    queues.at_hand, registration.due_s = False, 0.0
-    del trouble[0]
-    registration.check()
-    assert registration.due_s == 0.0, "the next one looks"

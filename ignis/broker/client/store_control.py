@@ -28,11 +28,6 @@ class BrokerQueues(QueueStore):
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls
 
-    @property
-    def at_hand(self) -> bool:  # type: ignore[override]
-        connection = self._calls.client.connection
-        return connection is not None and connection.usable
-
     def get(self, name: str) -> QueueRecord | None:
         return self._calls.ask(store_requests.queue_get(name))
 
